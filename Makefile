@@ -1,0 +1,47 @@
+# Two commands for a newcomer: `make demo` and `make test`. `make check` is the whole gate.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+export PATH := $(CURDIR)/$(BIN):$(PATH)
+
+.PHONY: demo test check lint types stubs stubs-fresh test-gpu clean
+
+$(VENV)/.runtime: pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e .
+	touch $@
+
+$(VENV)/.dev: $(VENV)/.runtime
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	touch $@
+
+demo: $(VENV)/.runtime
+	$(BIN)/forkpoint demo
+
+test: $(VENV)/.dev
+	$(BIN)/python -m pytest -q
+
+check: $(VENV)/.dev lint types stubs-fresh
+	$(BIN)/python -m pytest -q
+
+lint: $(VENV)/.dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(VENV)/.dev
+	$(BIN)/mypy -p forkpoint
+	$(BIN)/mypy tests
+	$(BIN)/pyright
+
+stubs: $(VENV)/.dev
+	$(BIN)/python -m tools.stubs
+
+stubs-fresh: $(VENV)/.dev
+	$(BIN)/python -m tools.stubs --check
+
+test-gpu: $(VENV)/.dev
+	$(BIN)/python -m pytest -q tests/kernels tests/model tests/exactness --device cuda
+
+clean:
+	rm -rf $(VENV) build dist src/*.egg-info

@@ -1,0 +1,60 @@
+"""Every bound of the service, with its unit in the name and its reason beside it."""
+
+from typing import Final
+
+TILE_TOKENS: Final = 16
+"""KDA's state advances in whole tiles: 16 tokens keep 2^-G representable for a gate bounded by -5 (design section 2)."""
+PAGE_TOKENS: Final = 64
+"""MLA latents are kept, shared and stored by whole pages."""
+SPLIT_TOKENS: Final = 512
+"""MLA attention is cut at absolute multiples of this, so that its bits do not depend on the batch."""
+NORM_ROWS: Final = 2
+"""Final-norm rows kept a slot: the engine runs at most one step ahead of the log."""
+
+DIGEST_BYTES: Final = 32
+"""BLAKE3 and BLAKE2b-256."""
+
+CHECKPOINT_EVERY_TOKENS_DEFAULT: Final = 512
+"""About a quarter of a second of replay of the tiny model on two cores."""
+PREFILL_CHUNK_TOKENS_DEFAULT: Final = 512
+"""Prompt tokens a step may consume beside the decoding sessions: bounds the gap between two decoded tokens."""
+
+MESSAGE_BYTES_MAX: Final = 4 * 1024 * 1024
+"""gRPC's own default; larger inputs use UploadAppend or Import, which stream."""
+INPUT_TOKENS_MAX: Final = 1_048_576
+"""One append: the largest context of the models served."""
+TEXT_BYTES_MAX: Final = 16 * 1024 * 1024
+"""One streamed append's text: sixteen bytes a token of the largest context."""
+FORK_CHILDREN_MAX: Final = 1024
+"""Children of one Fork call: one transaction must stay small."""
+GENERATE_TOKENS_MAX: Final = 1_048_576
+"""Tokens of one Generate call."""
+STOP_STRINGS_MAX: Final = 16
+STOP_STRING_BYTES_MAX: Final = 256
+"""Stop strings are searched at every step, so their number and length are bounded."""
+REQUEST_ID_BYTES_MAX: Final = 128
+REQUEST_ID_KEEP_SECONDS: Final = 24 * 3600
+"""How long the answer to a request id is kept."""
+LABELS_MAX: Final = 64
+LABEL_BYTES_MAX: Final = 256
+PAGE_SIZE_DEFAULT: Final = 100
+PAGE_SIZE_MAX: Final = 1000
+"""List calls."""
+SESSION_QUEUE_MAX: Final = 4096
+"""Calls that may wait for a slot on one node."""
+
+STREAM_BUFFER_TOKENS: Final = 256
+"""A stream reads the log through a cursor; this much is kept for a slow reader before it re-reads."""
+HEARTBEAT_SECONDS: Final = 10.0
+LEASE_RENEW_SECONDS: Final = 1.0
+LEASE_TTL_SECONDS: Final = 3.0
+"""A lease whose counter stands still for this long, on the observer's own clock, is expired."""
+LEASE_SKEW_SECONDS: Final = 0.5
+SHUTDOWN_SECONDS: Final = 10.0
+"""SIGTERM to exit."""
+
+assert PAGE_TOKENS % TILE_TOKENS == 0
+assert SPLIT_TOKENS % PAGE_TOKENS == 0
+assert CHECKPOINT_EVERY_TOKENS_DEFAULT % TILE_TOKENS == 0
+assert LEASE_TTL_SECONDS >= 3 * LEASE_RENEW_SECONDS
+assert STREAM_BUFFER_TOKENS > 0

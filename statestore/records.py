@@ -1,0 +1,220 @@
+"""The rows a catalog keeps, as plain values. Times are microseconds since 1970 (UTC), for display and retention only."""
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+from forkpoint.ids import SessionName
+
+
+class Durability(Enum):
+    """What an acknowledgement survives."""
+
+    MEMORY = "MEMORY"
+    """Nothing: the process holds it."""
+    LOCAL_FSYNC = "LOCAL_FSYNC"
+    """A crash of the process and of the operating system."""
+    REPLICATED = "REPLICATED"
+    """The loss of one store node."""
+
+
+class Kind(Enum):
+    """Where a token came from."""
+
+    PROMPT = 1
+    GENERATED = 2
+
+
+class SessionState(Enum):
+    """Durable states. GENERATING, RESTORING and the like are live facts of the owner, not rows."""
+
+    ACTIVE = "ACTIVE"
+    PAUSED = "PAUSED"
+    QUARANTINED = "QUARANTINED"
+    DELETED = "DELETED"
+
+
+class FinishReason(Enum):
+    """Why a generation ended."""
+
+    STOP = "STOP"
+    LENGTH = "LENGTH"
+    CANCELLED = "CANCELLED"
+    PAUSED = "PAUSED"
+    BUDGET_REACHED = "BUDGET_REACHED"
+    CONTEXT_FULL = "CONTEXT_FULL"
+
+
+@dataclass(frozen=True, slots=True)
+class StoreMarker:
+    """What a store was made for. Opening it with any other value is StateIncompatibleError."""
+
+    schema_version: int
+    namespace: str
+    model_digest: bytes
+    tokenizer_digest: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class NodeRow:
+    """One incarnation of a serving process. `counter` is its lease: it lives while the counter moves."""
+
+    incarnation: str
+    node: str
+    address: str
+    numerics_id: str
+    counter: int = 0
+    lock_path: str = ""
+    """File whose flock the incarnation holds for its whole life; "" where there is none (another host)."""
+
+
+@dataclass(frozen=True, slots=True)
+class RequestKey:
+    """Identity of a mutating call. `digest` is over its content, less resume position, deadline and disconnect policy."""
+
+    caller: str
+    workflow: str
+    request_id: str
+    digest: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class WorkflowRow:
+    """A group of sessions that are accounted together."""
+
+    workflow: str
+    labels: dict[str, str] = field(default_factory=dict)
+    create_us: int = 0
+    update_us: int = 0
+    delete_us: int | None = None
+    revision: int = 1
+    """Counts changes; the etag."""
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointPolicy:
+    """When checkpoints are taken by themselves. `every_tokens` 0 switches the cadence off."""
+
+    every_tokens: int
+    on_turn_end: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class NewSession:
+    """What a create or fork writes."""
+
+    name: SessionName
+    seed: int
+    """Signed 64-bit: the session's sampling seed."""
+    policy: CheckpointPolicy
+    labels: dict[str, str] = field(default_factory=dict)
+    transient: bool = False
+    expire_us: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SessionRow:
+    """A session as the catalog knows it."""
+
+    name: SessionName
+    branch: str
+    """Id of the branch whose log the name points at; rewind swaps it."""
+    state: SessionState
+    state_reason: str
+    head: int
+    head_hash: bytes
+    epoch: int
+    owner: str
+    """Incarnation that owns it, "" when nobody does."""
+    parent: SessionName | None
+    fork_position: int
+    seed: int
+    policy: CheckpointPolicy
+    labels: dict[str, str]
+    transient: bool
+    exact: bool
+    numerics_ids: tuple[str, ...]
+    expire_us: int | None
+    create_us: int
+    update_us: int
+    delete_us: int | None
+    purge_us: int | None
+    revision: int
+    """Counts changes of the row that an Update could collide with (not head, epoch or owner); the etag."""
+
+
+@dataclass(frozen=True, slots=True)
+class LogSlice:
+    """Consecutive tokens of a session's log, positions `start` to `start + len(token_ids)`."""
+
+    start: int
+    token_ids: tuple[int, ...]
+    kinds: tuple[Kind, ...]
+    logprobs: tuple[float | None, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """Resolved sampling parameters; `seed` is what the generation uses, whoever runs it."""
+
+    temperature: float
+    top_k: int
+    """0: off."""
+    top_p: float
+    """1: off."""
+    min_p: float
+    """0: off."""
+    seed: int
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationParams:
+    """Everything that, beside the log, decides a generation's tokens and its end."""
+
+    sampling: SamplingParams
+    max_tokens: int
+    stop_text: tuple[bytes, ...] = ()
+    stop_ids: tuple[int, ...] = ()
+    logprobs: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationRow:
+    """A durable generation. The next token is a function of (log, this row)."""
+
+    generation: str
+    session: SessionName
+    request_id: str
+    start: int
+    """Position of its first token."""
+    params: GenerationParams
+    finish: FinishReason | None = None
+    end: int | None = None
+    """Head when it finished."""
+    input_start: int | None = None
+    """Head before the input that came in the same call, when there was one."""
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointRow:
+    """A checkpoint of a session: position asked for, and the grid manifest that serves it."""
+
+    session: SessionName
+    checkpoint: str
+    position: int
+    grid_position: int
+    chain_hash: bytes
+    """h(grid_position)."""
+    numerics_id: str
+    automatic: bool
+    create_us: int
+
+
+@dataclass(frozen=True, slots=True)
+class ManifestRow:
+    """A manifest, keyed (numerics_id, grid_position, chain_hash); `manifest` is its protobuf bytes."""
+
+    numerics_id: str
+    grid_position: int
+    chain_hash: bytes
+    manifest: bytes
+    create_us: int
