@@ -1,0 +1,1 @@
+"""The engine: pools, batches, the runner, sampling and capture. Torch lives here; everybody else uses `base.Engine`."""

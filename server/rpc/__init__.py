@@ -1,0 +1,1 @@
+"""gRPC: services, conversion, status mapping, interceptors."""
