@@ -1,0 +1,172 @@
+"""StateTensors: the memory of slots and pages on one device, laid out by StateLayout (see layout.py for the shapes)."""
+
+import math
+from typing import Final, Self
+
+import torch
+from torch import Tensor
+
+from forkpoint.kernels.kda.naive import OpenRows
+from forkpoint.model.config import CONV_TAPS
+from forkpoint.model.layout import StateDtypes, StateLayout
+from forkpoint.parts import PartSpec
+
+__all__ = ["TORCH_DTYPES", "StateDtypes", "StateLayout", "StateTensors"]
+
+TORCH_DTYPES: Final = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+    "int32": torch.int32,
+    "uint8": torch.uint8,
+}
+POISON_INT32: Final = -(2**31) + 7
+"""Poison of the integer gates: NaN has no integer, and a sum with this overflows every bound of a real gate."""
+
+
+def _poison(tensor: Tensor) -> None:
+    tensor.fill_(math.nan if tensor.is_floating_point() else POISON_INT32)
+
+
+class StateTensors:
+    """Slots and pages. KDA tensors are layer-major `[KDA layers, slots, ...]`, pages `[pages, MLA layers, 64, r + dr]`.
+
+    Not thread-safe: the engine thread owns it. Reading never mutates. Memory is NaN-poisoned at allocation and on
+    reset (unless `poison` is off), so that a row that was never written can't pass for state.
+    """
+
+    S: Tensor
+    open_k: Tensor
+    open_v: Tensor
+    open_g: Tensor
+    open_beta: Tensor
+    conv_ring: Tensor
+    conv_grid: Tensor
+    norm_rows: Tensor
+    """[slots, 2, hidden]: final-norm rows of the last two consumed positions, at position % 2."""
+    pages: Tensor
+
+    def __init__(self, layout: StateLayout, slots: int, pages: int, device: torch.device, poison: bool) -> None:
+        self.layout, self.slots, self.page_count, self.device, self.poison = layout, slots, pages, device, poison
+        for name, spec in layout.slot_tensors.items():
+            axis = self._slot_axis(name)
+            shape = (*spec.shape[:axis], slots, *spec.shape[axis:])
+            setattr(self, name, torch.empty(shape, dtype=TORCH_DTYPES[spec.dtype], device=device))
+        page = layout.page_tensor
+        self.pages = torch.empty((pages, *page.shape), dtype=TORCH_DTYPES[page.dtype], device=device)
+        if poison:
+            self.poison_all()
+        self.open_rows: Final = tuple(
+            OpenRows(k=self.open_k[i], v=self.open_v[i], g=self.open_g[i], beta=self.open_beta[i])
+            for i in range(self.S.shape[0])
+        )
+        """Per KDA layer: views [slots, 16, ...] of the open tiles' rows."""
+        self.layer_pages: Final = tuple(self.pages[:, i] for i in range(self.pages.shape[1]))
+        """Per MLA layer: a view [pages, 64, r + dr]."""
+
+    @classmethod
+    def allocate(
+        cls, layout: StateLayout, slots: int, pages: int, device: torch.device | str = "cpu", poison: bool = True
+    ) -> Self:
+        """Allocate `slots` slots and `pages` pages on `device`; reset a slot before its first use."""
+        return cls(layout, slots, pages, torch.device(device), poison)
+
+    def poison_all(self) -> None:
+        """Overwrite everything with NaN (integers: POISON_INT32)."""
+        for name in self.layout.slot_tensors:
+            _poison(getattr(self, name))
+        _poison(self.pages)
+
+    def poison_slot(self, slot: int) -> None:
+        """Overwrite a slot with NaN, for tests and for slots that were given back."""
+        for name in self.layout.slot_tensors:
+            _poison(self._slot_view(name, slot))
+
+    def poison_page(self, page: int) -> None:
+        """Overwrite a page with NaN."""
+        _poison(self.pages[page])
+
+    def reset_slot(self, slot: int) -> None:
+        """Make a slot the empty state: S and both conv tails zero; the rest poisoned."""
+        if self.poison:
+            self.poison_slot(slot)
+        for name in ("S", "conv_ring", "conv_grid"):
+            self._slot_view(name, slot).zero_()
+
+    def copy_slot(self, source: int, target: int) -> None:
+        """Copy all of a slot: S, open rows, conv tails, norm rows."""
+        for name in self.layout.slot_tensors:
+            self._slot_view(name, target).copy_(self._slot_view(name, source))
+
+    def copy_page(self, source: int, target: int) -> None:
+        """Copy a page, valid rows or not."""
+        self.pages[target].copy_(self.pages[source])
+
+    def read_part(self, spec: PartSpec, slot: int, page_table: list[int]) -> bytes:
+        """Raw little-endian bytes of one checkpoint part of the session in `slot` with pages `page_table`."""
+        place = self.layout.kda_part_places.get(spec.name)
+        if place is not None and place.kind == "conv":
+            source = torch.cat(self._conv_views(place.ordinal, slot, place.first_head, place.last_head), dim=1)
+        else:
+            source = self._dense_view(spec, slot, page_table)
+        self._check(spec, source.shape)
+        return source.contiguous().cpu().view(torch.uint8).numpy().tobytes()
+
+    def write_part(
+        self, spec: PartSpec, data: bytes | bytearray | memoryview, slot: int, page_table: list[int]
+    ) -> None:
+        """Put the bytes of one checkpoint part in place. Raises ValueError when their number is not the part's."""
+        if len(data) != spec.nbytes:
+            raise ValueError(f"part {spec.name} has {spec.nbytes} bytes, got {len(data)}")
+        # A copy, because torch wants memory that may be written.
+        values = torch.frombuffer(bytearray(data), dtype=TORCH_DTYPES[spec.dtype]).view(spec.shape)
+        place = self.layout.kda_part_places.get(spec.name)
+        if place is not None and place.kind == "conv":
+            targets = self._conv_views(place.ordinal, slot, place.first_head, place.last_head)
+            self._check(spec, (CONV_TAPS - 1, sum(target.shape[1] for target in targets)))
+            for target, columns in zip(targets, values.split([t.shape[1] for t in targets], dim=1), strict=True):
+                target.copy_(columns)
+        else:
+            target = self._dense_view(spec, slot, page_table)
+            self._check(spec, target.shape)
+            target.copy_(values)
+
+    def finish_restore(self, slot: int, position: int) -> None:
+        """After all parts of the checkpoint at grid position `position` are written: fill the live conv ring from the
+        grid tail, and poison what a checkpoint does not hold (open rows, norm rows)."""
+        if self.poison:
+            for name in ("open_k", "open_v", "open_g", "open_beta", "conv_ring"):
+                _poison(self._slot_view(name, slot))
+        # Not optional: a stale row of the slot's last session would be sampled from as if it were this one's.
+        _poison(self.norm_rows[slot])
+        for back in range(1, CONV_TAPS):
+            self.conv_ring[:, slot, (position - back) % CONV_TAPS].copy_(self.conv_grid[:, slot, CONV_TAPS - 1 - back])
+
+    def _dense_view(self, spec: PartSpec, slot: int, page_table: list[int]) -> Tensor:
+        """The view of a part that lies in one rectangle: a state part, or a page's valid rows."""
+        place = self.layout.kda_part_places.get(spec.name)
+        if place is not None:
+            return self.S[place.ordinal, slot, place.first_head : place.last_head]
+        prefix, _, index = spec.name.rpartition(".")
+        if prefix != "mla.page" or not index.isdigit():
+            raise ValueError(f"this model has no part {spec.name!r}")
+        if int(index) >= len(page_table):
+            raise ValueError(f"part {spec.name} lies beyond the {len(page_table)} pages of the session")
+        return self.pages[page_table[int(index)], :, : spec.shape[1]]
+
+    def _conv_views(self, ordinal: int, slot: int, first_head: int, last_head: int) -> list[Tensor]:
+        tail = self.conv_grid[ordinal, slot]
+        return [tail[:, first:last] for first, last in self.layout.conv_channel_ranges(first_head, last_head)]
+
+    def _slot_view(self, name: str, slot: int) -> Tensor:
+        tensor: Tensor = getattr(self, name)
+        return tensor.select(self._slot_axis(name), slot)
+
+    @staticmethod
+    def _slot_axis(name: str) -> int:
+        return 0 if name == "norm_rows" else 1
+
+    @staticmethod
+    def _check(spec: PartSpec, shape: tuple[int, ...]) -> None:
+        if tuple(shape) != spec.shape:
+            raise ValueError(f"part {spec.name} has shape {spec.shape}, this model's is {tuple(shape)}")

@@ -1,0 +1,99 @@
+"""Random models for tests: small configs of both gates with weights of realistic scales."""
+
+import math
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from forkpoint.model.config import ModelConfig
+from forkpoint.model.weights import expected_tensors
+
+Kind = Literal["bounded", "softplus"]
+
+
+def random_config(
+    kind: Kind = "bounded",
+    *,
+    layers: int = 4,
+    heads: int = 2,
+    key_dim: int = 16,
+    value_dim: int | None = None,
+    vocab_size: int = 96,
+    **overrides: Any,
+) -> ModelConfig:
+    """A config with an MLA layer last in every four: `bounded` has K3's gates (full-rank, q-lora, output gate),
+    `softplus` Kimi Linear's (low-rank, plain q). `overrides` are `config.json` fields; None removes one."""
+    bounded = kind == "bounded"
+    linear: dict[str, Any] = {
+        "head_dim": key_dim,
+        "num_heads": heads,
+        "short_conv_kernel_size": 4,
+        "kda_layers": [n for n in range(1, layers + 1) if n % 4],
+        "full_attn_layers": [n for n in range(1, layers + 1) if n % 4 == 0],
+    }
+    if value_dim is not None:
+        linear["value_head_dim"] = value_dim
+    if bounded:
+        linear |= {"use_full_rank_gate": True, "gate_lower_bound": -5.0}
+    raw: dict[str, Any] = {
+        "architectures": ["KimiLinearForCausalLM"],
+        "model_type": "kimi_linear",
+        "vocab_size": vocab_size,
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "num_hidden_layers": layers,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 2,
+        "q_lora_rank": 24 if bounded else None,
+        "kv_lora_rank": 32,
+        "qk_nope_head_dim": 16,
+        "qk_rope_head_dim": 8,
+        "v_head_dim": 16,
+        "mla_use_nope": True,
+        "mla_use_output_gate": bounded,
+        "hidden_act": "silu",
+        "rms_norm_eps": 1e-5,
+        "num_experts": 0,
+        "first_k_dense_replace": layers,
+        "model_max_length": 4096,
+        "tie_word_embeddings": False,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "pad_token_id": 0,
+        "linear_attn_config": linear,
+    }
+    raw |= overrides
+    return ModelConfig.from_dict(
+        {key: value for key, value in raw.items() if value is not None}, source=f"random {kind}"
+    )
+
+
+def random_weights(config: ModelConfig, seed: int = 0) -> dict[str, Tensor]:
+    """bf16-valued fp32 weights under published names: projections N(0, 1/fan-in), norms near 1, A in 1..16."""
+    generator = torch.Generator().manual_seed(seed)
+    weights: dict[str, Tensor] = {}
+    for name, shape in expected_tensors(config).items():
+        tensor = torch.randn(shape, generator=generator)
+        if name.endswith("A_log"):
+            tensor = torch.empty(shape).uniform_(1.0, 16.0, generator=generator).log()
+        elif name.endswith("dt_bias"):
+            # fla's initialisation: the inverse softplus of a step between 1e-3 and 1e-1.
+            step = torch.empty(shape).uniform_(math.log(1e-3), math.log(1e-1), generator=generator).exp()
+            tensor = step + torch.log(-torch.expm1(-step))
+        elif "norm" in name:
+            tensor = 1 + 0.1 * tensor
+        elif "conv1d" in name:
+            tensor = 0.5 * tensor
+        elif "embed_tokens" not in name:
+            tensor = tensor * shape[1] ** -0.5
+        weights[name] = tensor.to(torch.bfloat16).float()
+    return weights
+
+
+def random_model(
+    kind: Kind = "bounded", *, value_dim: int | None = None, layers: int = 4, seed: int = 0, **overrides: Any
+) -> tuple[ModelConfig, dict[str, Tensor]]:
+    """A random config and weights for it; `value_dim` other than 16 makes K and V differ."""
+    config = random_config(kind, value_dim=value_dim, layers=layers, **overrides)
+    return config, random_weights(config, seed)
