@@ -1,0 +1,88 @@
+"""Geometries of the published models, for `forkpoint plan`: fields of their configs, no weights."""
+
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from forkpoint.model.config import ModelConfig, ModelConfigError
+
+
+def _layer_lists(layers: int, full_attention: list[int]) -> dict[str, list[int]]:
+    rest = [number for number in range(1, layers + 1) if number not in set(full_attention)]
+    return {"kda_layers": rest, "full_attn_layers": full_attention}
+
+
+def kimi_linear() -> dict[str, Any]:
+    """Kimi Linear 48B-A3B: 27 layers, 20 KDA with the unbounded gate and 7 MLA."""
+    return {
+        "model_type": "kimi_linear",
+        "vocab_size": 163840,
+        "hidden_size": 2304,
+        "intermediate_size": 9216,
+        "num_hidden_layers": 27,
+        "num_attention_heads": 32,
+        "q_lora_rank": None,
+        "kv_lora_rank": 512,
+        "qk_nope_head_dim": 128,
+        "qk_rope_head_dim": 64,
+        "v_head_dim": 128,
+        "mla_use_nope": True,
+        "num_experts": 256,
+        "first_k_dense_replace": 1,
+        "moe_layer_freq": 1,
+        "hidden_act": "silu",
+        "rms_norm_eps": 1e-5,
+        "model_max_length": 1048576,
+        "eos_token_id": 163586,
+        "linear_attn_config": {
+            "head_dim": 128,
+            "num_heads": 32,
+            "short_conv_kernel_size": 4,
+            **_layer_lists(27, [4, 8, 12, 16, 20, 24, 27]),
+        },
+    }
+
+
+def kimi_k3() -> dict[str, Any]:
+    """Kimi K3's text model: 93 layers, 69 KDA with the bounded gate and 24 MLA (the last two layers are both MLA)."""
+    return {
+        "model_type": "kimi_linear",
+        "vocab_size": 163840,
+        "hidden_size": 7168,
+        "intermediate_size": 33792,
+        "num_hidden_layers": 93,
+        "num_attention_heads": 96,
+        "q_lora_rank": 1536,
+        "kv_lora_rank": 512,
+        "qk_nope_head_dim": 128,
+        "qk_rope_head_dim": 64,
+        "v_head_dim": 128,
+        "mla_use_nope": True,
+        "mla_use_output_gate": True,
+        "attn_res_block_size": 12,
+        "num_experts": 896,
+        "first_k_dense_replace": 1,
+        "moe_layer_freq": 1,
+        "hidden_act": "situ",
+        "quantization_config": {"format": "mxfp4-pack-quantized"},
+        "rms_norm_eps": 1e-5,
+        "max_position_embeddings": 1048576,
+        "eos_token_id": 163586,
+        "linear_attn_config": {
+            "head_dim": 128,
+            "num_heads": 96,
+            "short_conv_kernel_size": 4,
+            "use_full_rank_gate": True,
+            "gate_lower_bound": -5.0,
+            **_layer_lists(93, [*range(4, 93, 4), 93]),
+        },
+    }
+
+
+GEOMETRIES: Final[Mapping[str, Callable[[], dict[str, Any]]]] = {"k3": kimi_k3, "kimi-linear": kimi_linear}
+
+
+def geometry(name: str) -> ModelConfig:
+    """The config of a published model by its short name; raises ModelConfigError for another name."""
+    if name not in GEOMETRIES:
+        raise ModelConfigError("model", "geometry", f"{name!r} is not one of {sorted(GEOMETRIES)}")
+    return ModelConfig.from_dict(GEOMETRIES[name](), source=name)

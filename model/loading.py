@@ -1,0 +1,54 @@
+"""load_model: everything a node needs of a model folder."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from forkpoint.model.config import ModelConfig, ModelConfigError
+from forkpoint.model.decoder import COMPUTE_DTYPE, HybridDecoder
+from forkpoint.model.layout import StateDtypes, StateLayout
+from forkpoint.model.numerics import numerics_id
+from forkpoint.model.tokenizer import Tokenizer, load_tokenizer
+from forkpoint.model.weights import check_weights, model_digest, read_tensors
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """A model ready to serve, and the identities that its sessions' bytes depend on."""
+
+    config: ModelConfig
+    decoder: HybridDecoder
+    tokenizer: Tokenizer
+    layout: StateLayout
+    model_digest: bytes
+    """32 bytes over config and weights."""
+    tokenizer_digest: bytes
+    """32 bytes over what turns text into ids."""
+    numerics_id: str
+
+
+def load_model(folder: Path | str, device: torch.device | str = "cpu") -> LoadedModel:
+    """Load a Hugging Face folder: `config.json`, safetensors, `tokenizer_config.json`.
+
+    Raises ModelConfigError for a config that is malformed or beyond this version, WeightsError for tensors that do not
+    fit it, both before any memory on `device` is taken.
+    """
+    config = ModelConfig.from_folder(folder)
+    config.require_runnable()
+    tokenizer = load_tokenizer(folder)
+    if tokenizer.vocab_size > config.vocab_size:
+        problem = f"{config.vocab_size} is less than the tokenizer's {tokenizer.vocab_size}"
+        raise ModelConfigError("vocab_size", config.source, problem)
+    tensors = read_tensors(folder)
+    weights = check_weights(config, tensors, str(folder))
+    dtypes = StateDtypes()
+    return LoadedModel(
+        config=config,
+        decoder=HybridDecoder(config, weights, device),
+        tokenizer=tokenizer,
+        layout=StateLayout(config, dtypes),
+        model_digest=model_digest(config, tensors),
+        tokenizer_digest=tokenizer.digest(),
+        numerics_id=numerics_id(device, dtypes, COMPUTE_DTYPE),
+    )
