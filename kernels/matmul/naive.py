@@ -1,0 +1,55 @@
+"""Products in blocks of fixed shape.
+
+A BLAS picks its loop order by the shape of a product, so a row of `x @ w.T` has other bits alone than among others. For a
+fixed (M, K, N) the bits of an item of a batched product depend on that item only, whatever the batch count. MKL makes one
+exception, found by tests/kernels/test_allow_list.py: with a transposed right operand of fewer than 12 columns they depend
+on where the operand lies in memory.
+"""
+
+from typing import Final
+
+import torch
+from torch import Tensor
+
+BLOCK_ROWS: Final = 16
+"""Rows of a block: the smallest M of a tensor-core product, and one tile of tokens."""
+MIN_COLUMNS: Final = 16
+"""Fewest columns of a product with a transposed right operand."""
+
+
+def bmm_fixed(a: Tensor, b: Tensor) -> Tensor:
+    """Batched product [B, M, K] x [B, K, N] -> [B, M, N], fp32; an item's bits depend on that item and (M, K, N) only.
+
+    Each operand may be row-major or transposed (one of its last two strides is 1); a batch stride of 0 repeats an item
+    without a copy. Raises ValueError for other strides, for which torch takes another path.
+    """
+    if b.shape[2] < MIN_COLUMNS and b.stride(2) != 1:
+        b = b.contiguous()
+    for name, operand in (("a", a), ("b", b)):
+        if 1 not in operand.stride()[1:]:
+            raise ValueError(f"{name} has strides {operand.stride()}: one of the last two must be 1")
+    return torch.bmm(a, b)
+
+
+def linear(x: Tensor, weight: Tensor) -> Tensor:
+    """x @ weight.T in blocks of 16 rows: x [R, K] fp32, weight [N, K] fp32 contiguous -> [R, N] fp32, contiguous.
+
+    The last block is padded with zero rows. Raises ValueError when the inner dimensions differ.
+    """
+    rows, inner = x.shape
+    outputs = weight.shape[0]
+    if weight.shape[1] != inner:
+        raise ValueError(f"weight takes {weight.shape[1]} inputs, x has {inner}")
+    if rows == 0:
+        return x.new_empty((0, outputs))
+    blocks = -(-rows // BLOCK_ROWS)
+    # A fresh copy, so that the operand is aligned and contiguous wherever x came from.
+    padded = x.new_zeros((blocks * BLOCK_ROWS, inner))
+    padded[:rows] = x
+    if outputs < MIN_COLUMNS:
+        wide = weight.new_zeros((MIN_COLUMNS, inner))
+        wide[:outputs] = weight
+        weight = wide
+    shared = weight.t().expand(blocks, -1, -1)
+    product = torch.bmm(padded.view(blocks, BLOCK_ROWS, inner), shared).view(blocks * BLOCK_ROWS, -1)
+    return product[:rows, :outputs].contiguous()
