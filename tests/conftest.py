@@ -1,0 +1,54 @@
+"""Options and fixtures that every area shares. Areas that never touch torch don't import it through this file."""
+
+import os
+import random
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Final
+
+import pytest
+
+if TYPE_CHECKING:
+    import torch
+
+TEST_THREADS: Final = 2
+"""CPU threads of a product may change its bits, so tests fix them as a server does, also for the servers they start."""
+
+# Before anything imports torch: its OpenMP pool reads them once.
+for _name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
+    os.environ[_name] = str(TEST_THREADS)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """`--device cuda` runs the compute tests on a GPU: the same files, the same equalities."""
+    parser.addoption("--device", default="cpu", help="device of the compute tests: cpu (default), cuda, cuda:1, ...")
+
+
+@pytest.fixture(scope="session")
+def device(request: pytest.FixtureRequest) -> "torch.device":
+    """The device that compute tests run on, from `--device`."""
+    import torch
+
+    torch.set_num_threads(TEST_THREADS)
+    chosen = torch.device(request.config.getoption("--device"))
+    if chosen.type == "cuda" and not torch.cuda.is_available():
+        pytest.fail(f"--device {chosen}: torch sees no GPU")
+    if chosen.type == "cuda":
+        # Full fp32 products: TF32 would round the operands.
+        torch.backends.cuda.matmul.allow_tf32 = False
+    return chosen
+
+
+@pytest.fixture
+def torch_threads() -> Iterator[None]:
+    """Put torch's thread count back after a test that changes it."""
+    import torch
+
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
+def rng(request: pytest.FixtureRequest) -> random.Random:
+    """Random numbers of the test's own, the same in every run: seeded by its name."""
+    return random.Random(request.node.nodeid)
