@@ -67,9 +67,7 @@ def paged_mla(
 def _places(
     tables: tuple[tuple[int, ...], ...], cu_seqlens: tuple[int, ...], starts: tuple[int, ...], device: torch.device
 ) -> tuple[Tensor, Tensor]:
-    positions = [
-        (n, starts[n] + row) for n in range(len(tables)) for row in range(cu_seqlens[n + 1] - cu_seqlens[n])
-    ]
+    positions = [(n, starts[n] + row) for n in range(len(tables)) for row in range(cu_seqlens[n + 1] - cu_seqlens[n])]
     page = torch.tensor([tables[n][t // PAGE_TOKENS] for n, t in positions], dtype=torch.int64, device=device)
     place = torch.tensor([t % PAGE_TOKENS for _, t in positions], dtype=torch.int64, device=device)
     return page, place
