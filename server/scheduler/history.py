@@ -13,8 +13,9 @@ FORGET_AFTER_STEPS: Final = 4096
 
 @dataclass(frozen=True, slots=True)
 class History(Generic[K]):
-    """`step` numbers the plans. `turns`: the step at which a (workflow, class of work) was last served or first seen.
-    `waiting_since`: the step at which a session was last served or first seen; sessions no longer listed are dropped.
+    """`step` numbers the plans. `turns`: the step since which a (workflow, class of work) waits: the one it was first
+    seen in, or the one after it was last served. `waiting_since`: the same of each session; sessions no longer listed
+    are dropped.
     """
 
     step: int = 0
@@ -22,11 +23,11 @@ class History(Generic[K]):
     waiting_since: Mapping[K, int] = field(default_factory=dict)
 
     def waited(self, key: K) -> int:
-        """Steps since the session was last served or first seen; 0 for one never seen."""
+        """Steps that the session was passed over since it was last served; 0 for one never seen."""
         return self.step - self.waiting_since.get(key, self.step)
 
     def turn(self, workflow: str, work: str) -> int:
-        """Step of the workflow's last turn. A newcomer queues behind all who were there before."""
+        """Step since which the workflow waits. A newcomer queues behind all who were passed over before."""
         return self.turns.get((workflow, work), self.step)
 
     def after(self, listed: Iterable[tuple[K, str, str]], served: Iterable[K]) -> "History[K]":
@@ -35,10 +36,10 @@ class History(Generic[K]):
         turns = {place: step for place, step in self.turns.items() if self.step - step < FORGET_AFTER_STEPS}
         waiting: dict[K, int] = {}
         for key, workflow, work in listed:
-            waiting[key] = self.step if key in got else self.waiting_since.get(key, self.step)
+            waiting[key] = self.step + 1 if key in got else self.waiting_since.get(key, self.step)
             turns.setdefault((workflow, work), self.step)
             if key in got:
-                turns[workflow, work] = self.step
+                turns[workflow, work] = self.step + 1
         return History(self.step + 1, turns, waiting)
 
 
