@@ -42,7 +42,8 @@ class KdaAttention:
     def forward(self, x: Tensor, batch: RowBatch, tensors: StateTensors) -> Tensor:
         """Rows [R, hidden] (normed) to rows [R, hidden]; consumes them into the slots' state."""
         rows, heads, layer = x.shape[0], self.heads, self.ordinal
-        conv_input, decay_low, gate, beta_logits = linear(x, self.input_weight).split(self.widths, dim=1)
+        projected = torch.split_with_sizes(linear(x, self.input_weight), self.widths, dim=1)
+        conv_input, decay_low, gate, beta_logits = projected
         mixed = causal_conv(
             conv_input,
             self.conv_weight,

@@ -6,10 +6,9 @@ import torch
 from torch import Tensor
 
 from forkpoint.kernels.elementwise import sigmoid
-from forkpoint.kernels.matmul.naive import bmm_fixed, linear
+from forkpoint.kernels.matmul.naive import BLOCK_ROWS, bmm_fixed, linear
 from forkpoint.kernels.mla.naive import paged_mla, write_latents
 from forkpoint.kernels.norm.naive import rms_norm
-from forkpoint.limits import TILE_TOKENS
 from forkpoint.model.config import MLA_INNER_NORM_EPS, ModelConfig
 from forkpoint.model.rows import RowBatch
 from forkpoint.model.state import StateTensors
@@ -21,11 +20,20 @@ def per_head_product(x: Tensor, weight: Tensor) -> Tensor:
     In blocks of 16 rows, the last one padded with zeros, so that a row's bits do not depend on how many rows there are.
     """
     rows, heads, width = x.shape
-    blocks = -(-rows // TILE_TOKENS)
-    padded = x.new_zeros(heads, blocks * TILE_TOKENS, width)
+    if rows == 0:
+        return x.new_empty(0, heads, weight.shape[2])
+    blocks = -(-rows // BLOCK_ROWS)
+    padded = x.new_zeros(heads, blocks * BLOCK_ROWS, width)
     padded[:, :rows] = x.transpose(0, 1)
-    out = [bmm_fixed(block.contiguous(), weight) for block in padded.split(TILE_TOKENS, dim=1)]
-    return torch.cat(out, dim=1)[:, :rows].transpose(0, 1) if blocks else x.new_zeros(0, heads, weight.shape[2])
+    # The same items either way, so the same bits: fewer calls by block when decoding, by head when prefilling.
+    if blocks <= heads:
+        products = [bmm_fixed(padded[:, i * BLOCK_ROWS : (i + 1) * BLOCK_ROWS], weight) for i in range(blocks)]
+        out = torch.cat(products, dim=1)
+    else:
+        rows_of = padded.view(heads, blocks, BLOCK_ROWS, width)
+        products = [bmm_fixed(rows_of[h], weight[h].expand(blocks, -1, -1)) for h in range(heads)]
+        out = torch.stack(products).view(heads, blocks * BLOCK_ROWS, -1)
+    return out[:, :rows].transpose(0, 1)
 
 
 class MlaAttention:
@@ -56,7 +64,7 @@ class MlaAttention:
     def forward(self, x: Tensor, batch: RowBatch, tensors: StateTensors) -> Tensor:
         """Rows [R, hidden] (normed) to rows [R, hidden]; writes their latents to the pages before attending."""
         rows, pages = x.shape[0], tensors.layer_pages[self.ordinal]
-        compressed, query, *gate = linear(x, self.input_weight).split(self.widths, dim=1)
+        compressed, query, *gate = torch.split_with_sizes(linear(x, self.input_weight), self.widths, dim=1)
         latent = rms_norm(compressed[:, : self.rank].contiguous(), self.latent_norm, MLA_INNER_NORM_EPS)
         latents = torch.cat([latent, compressed[:, self.rank :]], dim=1)
         write_latents(latents, pages, batch.page_tables, batch.cu_seqlens, batch.starts)
@@ -67,7 +75,7 @@ class MlaAttention:
             [per_head_product(query[..., : self.nope], self.key_expand), query[..., self.nope :]], dim=2
         )
         attended = paged_mla(absorbed, pages, batch.page_tables, self.rank, self.scale, batch.cu_seqlens, batch.starts)
-        out = per_head_product(attended, self.value_expand).reshape(rows, -1)
+        out = per_head_product(attended, self.value_expand).flatten(1)
         if gate:
             out = out * sigmoid(gate[0])
         return linear(out, self.output_weight)

@@ -124,7 +124,9 @@ class StateTensors:
         if place is not None and place.kind == "conv":
             targets = self._conv_views(place.ordinal, slot, place.first_head, place.last_head)
             self._check(spec, (CONV_TAPS - 1, sum(target.shape[1] for target in targets)))
-            for target, columns in zip(targets, values.split([t.shape[1] for t in targets], dim=1), strict=True):
+            for target, columns in zip(
+                targets, torch.split_with_sizes(values, [t.shape[1] for t in targets], dim=1), strict=True
+            ):
                 target.copy_(columns)
         else:
             target = self._dense_view(spec, slot, page_table)

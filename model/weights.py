@@ -192,5 +192,5 @@ def model_digest(config: ModelConfig, tensors: Mapping[str, Tensor]) -> bytes:
         feed(name.encode())
         feed(str(tensor.dtype).removeprefix("torch.").encode())
         feed(json.dumps(list(tensor.shape)).encode())
-        feed(memoryview(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()))
+        feed(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
     return digest.digest()

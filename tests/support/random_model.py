@@ -1,6 +1,7 @@
 """Random models for tests: small configs of both gates with weights of realistic scales."""
 
 import math
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import torch
@@ -20,17 +21,22 @@ def random_config(
     key_dim: int = 16,
     value_dim: int | None = None,
     vocab_size: int = 96,
+    mla_layers: Sequence[int] | None = None,
     **overrides: Any,
 ) -> ModelConfig:
-    """A config with an MLA layer last in every four: `bounded` has K3's gates (full-rank, q-lora, output gate),
-    `softplus` Kimi Linear's (low-rank, plain q). `overrides` are `config.json` fields; None removes one."""
+    """A config with an MLA layer last in every four, or the 1-based `mla_layers`.
+
+    `bounded` has K3's gates (full-rank, q-lora, output gate), `softplus` Kimi Linear's (low-rank, plain q). `overrides`
+    are `config.json` fields; None removes one.
+    """
     bounded = kind == "bounded"
+    mla = list(range(4, layers + 1, 4)) if mla_layers is None else list(mla_layers)
     linear: dict[str, Any] = {
         "head_dim": key_dim,
         "num_heads": heads,
         "short_conv_kernel_size": 4,
-        "kda_layers": [n for n in range(1, layers + 1) if n % 4],
-        "full_attn_layers": [n for n in range(1, layers + 1) if n % 4 == 0],
+        "kda_layers": [n for n in range(1, layers + 1) if n not in mla],
+        "full_attn_layers": mla,
     }
     if value_dim is not None:
         linear["value_head_dim"] = value_dim

@@ -1,0 +1,57 @@
+"""load_model: a folder gives a working model and the identities of its bytes."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from forkpoint.model.config import ModelConfigError
+from forkpoint.model.loading import load_model
+from forkpoint.model.numerics import numerics_id
+from forkpoint.model.rows import RowBatch
+from forkpoint.model.state import StateTensors
+from forkpoint.model.weights import WeightsError
+from tests.support.model_folder import write_folder, write_tokenizer
+from tests.support.random_model import random_model
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    config, weights = random_model(vocab_size=272)
+    return write_folder(tmp_path / "model", config, weights, torch.bfloat16)
+
+
+def test_a_folder_gives_a_working_model(folder: Path) -> None:
+    model = load_model(folder)
+    tensors = StateTensors.allocate(model.layout, slots=1, pages=1)
+    tensors.reset_slot(0)
+    ids = model.tokenizer.render_messages([("user", b"hello")], add_generation_prompt=True)
+    rows = model.decoder.forward(RowBatch(ids, [0, len(ids)], [0], [0], [[0]]), tensors)
+    logits = model.decoder.logits(rows[-1:])
+    assert logits.shape == (1, 272)
+    assert logits.isfinite().all()
+    assert (len(model.model_digest), len(model.tokenizer_digest)) == (32, 32)
+    assert model.numerics_id == numerics_id()
+    assert load_model(folder).model_digest == model.model_digest
+
+
+def test_a_config_beyond_this_version_is_refused_before_weights_are_read(folder: Path) -> None:
+    raw = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(raw | {"attn_res_block_size": 12}))
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(ModelConfigError, match="attn_res_block_size"):
+        load_model(folder)
+
+
+def test_a_tokenizer_larger_than_the_vocabulary_is_refused(folder: Path) -> None:
+    write_tokenizer(folder, ("<|assistant|>", "<|end|>", *(f"<|reserved_{i}|>" for i in range(15))))
+    with pytest.raises(ModelConfigError, match="vocab_size"):
+        load_model(folder)
+
+
+def test_weights_of_another_config_are_refused(folder: Path) -> None:
+    raw = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(raw | {"intermediate_size": 95}))
+    with pytest.raises(WeightsError, match=r"up_proj.weight has shape \[96, 64\], expected \[95, 64\]"):
+        load_model(folder)

@@ -1,0 +1,90 @@
+"""Small drivers of a decoder for tests: sequences in slots, with pages dealt out of order."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from forkpoint.limits import PAGE_TOKENS
+from forkpoint.model.config import ModelConfig
+from forkpoint.model.decoder import HybridDecoder
+from forkpoint.model.rows import RowBatch
+from forkpoint.model.state import StateLayout, StateTensors
+
+
+@dataclass
+class Lane:
+    """One session's tokens so far, its slot and its pages."""
+
+    slot: int
+    page_table: list[int]
+    consumed: int = 0
+    rows: list[Tensor] = field(default_factory=list)
+
+
+class ModelRun:
+    """A decoder with poisoned slots and pages for a few sequences of at most `tokens` tokens each."""
+
+    def __init__(self, config: ModelConfig, weights: dict[str, Tensor], slots: int = 4, tokens: int = 512) -> None:
+        self.decoder = HybridDecoder(config, weights)
+        self.layout = StateLayout(config)
+        pages = -(-tokens // PAGE_TOKENS)
+        self.tensors = StateTensors.allocate(self.layout, slots, slots * pages)
+        order = torch.randperm(slots * pages, generator=torch.Generator().manual_seed(1)).tolist()
+        self.sequences = [Lane(slot, order[slot * pages : (slot + 1) * pages]) for slot in range(slots)]
+        for slot in range(slots):
+            self.tensors.reset_slot(slot)
+
+    def consume(self, work: Sequence[tuple[int, Sequence[int]]]) -> Tensor:
+        """One forward pass over (slot, token ids) pairs; returns the logits of every row [R, vocab]."""
+        cu_seqlens, token_ids, chosen = [0], [], [self.sequences[slot] for slot, _ in work]
+        for _, ids in work:
+            token_ids += ids
+            cu_seqlens.append(len(token_ids))
+        batch = RowBatch(
+            token_ids,
+            cu_seqlens,
+            [sequence.consumed for sequence in chosen],
+            [sequence.slot for sequence in chosen],
+            [sequence.page_table for sequence in chosen],
+        )
+        rows = self.decoder.forward(batch, self.tensors)
+        for sequence, (_, ids), first in zip(chosen, work, cu_seqlens, strict=False):
+            sequence.consumed += len(ids)
+            sequence.rows.append(rows[first : first + len(ids)])
+        return self.decoder.logits(rows)
+
+    def cut(self, slot: int, ids: Sequence[int], lengths: Sequence[int]) -> Tensor:
+        """Consume `ids` in pieces of the given lengths (the last takes the rest); returns all logits [T, vocab]."""
+        logits, first = [], 0
+        for length in [*lengths, len(ids) - sum(lengths)]:
+            if length:
+                logits.append(self.consume([(slot, ids[first : first + length])]))
+            first += length
+        return torch.cat(logits)
+
+    def parts(self, slot: int) -> dict[str, bytes]:
+        """The bytes of every checkpoint part at the last grid point."""
+        sequence = self.sequences[slot]
+        position = sequence.consumed // 16 * 16
+        return {
+            spec.name: self.tensors.read_part(spec, slot, sequence.page_table) for spec in self.layout.parts(position)
+        }
+
+    def restore(self, slot: int, position: int, parts: dict[str, bytes]) -> None:
+        """Poison the slot and its pages, then put the parts of the checkpoint at `position` in place."""
+        sequence = self.sequences[slot]
+        self.tensors.poison_slot(slot)
+        for page in sequence.page_table:
+            self.tensors.poison_page(page)
+        for spec in self.layout.parts(position):
+            self.tensors.write_part(spec, parts[spec.name], slot, sequence.page_table)
+        self.tensors.finish_restore(slot, position)
+        sequence.consumed = position
+
+
+def random_ids(config: ModelConfig, count: int, seed: int = 0) -> list[int]:
+    """Uniform token ids."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(config.vocab_size, (count,), generator=generator).tolist()
