@@ -21,6 +21,8 @@ PREFILL_CHUNK_TOKENS_DEFAULT: Final = 512
 
 MESSAGE_BYTES_MAX: Final = 4 * 1024 * 1024
 """gRPC's own default; larger inputs use UploadAppend or Import, which stream."""
+APPEND_TEXT_BYTES_MAX: Final = 1024 * 1024
+"""Text of one unary Append or Generate: its answer holds the token ids, which must fit one message as well."""
 INPUT_TOKENS_MAX: Final = 1_048_576
 """One append: the largest context of the models served."""
 TEXT_BYTES_MAX: Final = 16 * 1024 * 1024
@@ -35,6 +37,8 @@ STOP_STRING_BYTES_MAX: Final = 256
 REQUEST_ID_BYTES_MAX: Final = 128
 REQUEST_ID_KEEP_SECONDS: Final = 24 * 3600
 """How long the answer to a request id is kept."""
+PAGE_BYTES_MAX: Final = 2 * 1024 * 1024
+"""A list call cuts its page here, whatever the page size asked for: a message must hold it."""
 LABELS_MAX: Final = 64
 LABEL_BYTES_MAX: Final = 256
 PAGE_SIZE_DEFAULT: Final = 100
@@ -56,5 +60,7 @@ SHUTDOWN_SECONDS: Final = 10.0
 assert PAGE_TOKENS % TILE_TOKENS == 0
 assert SPLIT_TOKENS % PAGE_TOKENS == 0
 assert CHECKPOINT_EVERY_TOKENS_DEFAULT % TILE_TOKENS == 0
+assert 2 * PAGE_BYTES_MAX <= MESSAGE_BYTES_MAX
+assert 3 * max(APPEND_TEXT_BYTES_MAX, INPUT_TOKENS_MAX) < MESSAGE_BYTES_MAX, "an id below 2^21 is three bytes"
 assert LEASE_TTL_SECONDS >= 3 * LEASE_RENEW_SECONDS
 assert STREAM_BUFFER_TOKENS > 0
