@@ -25,10 +25,8 @@ def reference_logits(folder: Path, ids: list[int]) -> Tensor:
         warnings.simplefilter("ignore")  # transformers warns about kernels that a CPU has no use for
         from transformers import AutoModelForCausalLM  # imported here: it takes four seconds
 
-        model: Any
-        model, report = AutoModelForCausalLM.from_pretrained(
-            folder, dtype=torch.float32, attn_implementation="eager", output_loading_info=True
-        )
+        load: Any = AutoModelForCausalLM.from_pretrained
+        model, report = load(folder, dtype=torch.float32, attn_implementation="eager", output_loading_info=True)
         assert not report["missing_keys"]
         assert not report["unexpected_keys"]
         with torch.no_grad():

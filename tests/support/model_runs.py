@@ -38,7 +38,8 @@ class ModelRun:
 
     def consume(self, work: Sequence[tuple[int, Sequence[int]]]) -> Tensor:
         """One forward pass over (slot, token ids) pairs; returns the logits of every row [R, vocab]."""
-        cu_seqlens, token_ids, chosen = [0], [], [self.sequences[slot] for slot, _ in work]
+        cu_seqlens, token_ids = [0], list[int]()
+        chosen = [self.sequences[slot] for slot, _ in work]
         for _, ids in work:
             token_ids += ids
             cu_seqlens.append(len(token_ids))
