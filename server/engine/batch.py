@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """Sample the token after the work's last one. Parameters as in statestore's SamplingParams; seed is signed 64-bit."""
+    """Sample the token after the work's last one. Parameters as in statestore's SamplingParams; seed is int64."""
 
     temperature: float
     top_k: int

@@ -1,0 +1,49 @@
+"""open_engine: a model folder to a warm engine and its tokenizer."""
+
+from pathlib import Path
+from typing import Final
+
+import torch
+
+from forkpoint.errors import ConfigError
+from forkpoint.model.loading import load_model
+from forkpoint.model.state import StateTensors
+from forkpoint.model.tokenizer import Tokenizer
+from forkpoint.server.engine.base import ModelFacts
+from forkpoint.server.engine.facts import layout_tag
+from forkpoint.server.engine.runner import TorchEngine
+
+THREADS_DEFAULT: Final = 2
+"""CPU threads of a product. Fixed, not the machine's core count: another number may give other bits."""
+
+
+def open_engine(
+    model_folder: Path | str,
+    device: str = "cpu",
+    slots: int = 16,
+    pages: int = 1024,
+    threads: int = THREADS_DEFAULT,
+    sabotage: str | None = None,
+) -> tuple[TorchEngine, Tokenizer]:
+    """Load the model, allocate `slots` slots and `pages` pages of 64 tokens on `device`, and run the engine once.
+
+    Sets the process's torch threads, which are part of the numerics id. Raises ConfigError for a setting out of range
+    and for a model folder that can't be served.
+    """
+    for name, value in (("slots", slots), ("pages", pages), ("threads", threads)):
+        if value < 1:
+            raise ConfigError(name, "open_engine", f"{value} is not positive")
+    torch.set_num_threads(threads)
+    model = load_model(model_folder, device)
+    facts = ModelFacts(
+        model_digest=model.model_digest,
+        tokenizer_digest=model.tokenizer_digest,
+        numerics_id=model.numerics_id,
+        vocab_size=model.config.vocab_size,
+        context_limit=model.config.context_limit,
+        layout_tag=layout_tag(model.layout),
+    )
+    tensors = StateTensors.allocate(model.layout, slots, pages, device)
+    engine = TorchEngine(facts, model.decoder, tensors, sabotage)
+    engine.warm_up()
+    return engine, model.tokenizer

@@ -1,0 +1,121 @@
+"""Engines over random models, and what tests of engines compare: digests of everything that a session's state is."""
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from forkpoint.limits import NORM_ROWS, PAGE_TOKENS, TILE_TOKENS
+from forkpoint.model.config import ModelConfig
+from forkpoint.model.decoder import HybridDecoder
+from forkpoint.model.state import StateLayout, StateTensors
+from forkpoint.server.engine.base import Capture, ModelFacts
+from forkpoint.server.engine.batch import Sample, Work
+from forkpoint.server.engine.facts import layout_tag
+from forkpoint.server.engine.runner import TorchEngine
+
+GREEDY: Final = Sample(temperature=0.0, top_k=0, top_p=1.0, min_p=0.0, seed=0, logprobs=True)
+
+
+def random_engine(
+    config: ModelConfig,
+    weights: Mapping[str, Tensor],
+    device: torch.device | str = "cpu",
+    *,
+    slots: int = 8,
+    pages: int = 64,
+    sabotage: str | None = None,
+) -> TorchEngine:
+    """A real engine over a random model, every buffer poisoned."""
+    layout = StateLayout(config)
+    facts = ModelFacts(
+        model_digest=bytes(32),
+        tokenizer_digest=bytes(32),
+        numerics_id="test",
+        vocab_size=config.vocab_size,
+        context_limit=config.context_limit,
+        layout_tag=layout_tag(layout),
+    )
+    tensors = StateTensors.allocate(layout, slots, pages, device)
+    return TorchEngine(facts, HybridDecoder(config, weights, device), tensors, sabotage)
+
+
+def consume(engine: TorchEngine, sequence: int, token_ids: Sequence[int], cuts: Sequence[int] = ()) -> None:
+    """Consume tokens in one step, or in several that end at the `cuts` (offsets into `token_ids`)."""
+    start = engine.consumed(sequence)
+    borders = [0, *sorted(cut for cut in set(cuts) if 0 < cut < len(token_ids)), len(token_ids)]
+    for first, last in zip(borders, borders[1:], strict=False):
+        if last > first:
+            engine.step([Work(sequence, start + first, tuple(token_ids[first:last]))])
+
+
+def decode(engine: TorchEngine, sequence: int, token_ids: Sequence[int]) -> None:
+    """Consume given tokens one by one."""
+    consume(engine, sequence, token_ids, range(len(token_ids)))
+
+
+def generate(engine: TorchEngine, sequence: int, count: int, sample: Sample = GREEDY) -> list[tuple[int, float | None]]:
+    """Sample `count` tokens after the sequence's last, consuming all but the last: (token id, logprob) pairs."""
+    out: list[tuple[int, float | None]] = []
+    for _ in range(count):
+        start = engine.consumed(sequence)
+        (sampled,) = engine.step([Work(sequence, start, tuple(token for token, _ in out[-1:]), sample)])
+        assert sampled is not None
+        out.append((sampled.token_id, sampled.logprob))
+    return out
+
+
+def restore(engine: TorchEngine, captured: Capture, order: Sequence[int] | None = None) -> int:
+    """A new sequence from a capture; parts loaded in the given order."""
+    sequence = engine.begin_restore(captured.grid_position)
+    for index in order if order is not None else range(len(captured.parts)):
+        spec, data = captured.parts[index]
+        engine.load_part(sequence, spec, data)
+    engine.end_restore(sequence)
+    return sequence
+
+
+def capture_digest(captured: Capture) -> str:
+    """One digest over position, names, dtypes, shapes and bytes of a capture's parts."""
+    digest = hashlib.sha256(str(captured.grid_position).encode())
+    for spec, data in captured.parts:
+        digest.update(f"{spec.name} {spec.dtype} {spec.shape} {len(data)}".encode())
+        digest.update(data)
+    return digest.hexdigest()
+
+
+def state_digest(engine: TorchEngine, sequence: int, norm_rows: int = NORM_ROWS) -> str:
+    """One digest over a sequence's whole live state: the capture, the open tile's rows, the live conv inputs, the
+    latents after the grid point and the last `norm_rows` final-norm rows.
+
+    Compares byte by byte, so it is stricter than torch.equal: -0 and +0 differ, and so do two NaN payloads.
+    """
+    live, tensors = engine._sequences[sequence], engine.tensors
+    slot, consumed = live.slot, live.consumed
+    digest = hashlib.sha256(capture_digest(engine.capture(sequence)).encode())
+
+    def add(tensor: Tensor) -> None:
+        if tensor.is_floating_point():
+            assert torch.isfinite(tensor).all()
+        digest.update(tensor.contiguous().cpu().view(torch.uint8).numpy().tobytes())
+
+    for name in ("open_k", "open_v", "open_g", "open_beta"):
+        add(getattr(tensors, name)[:, slot, : consumed % TILE_TOKENS])
+    for back in range(1, min(3, consumed) + 1):
+        add(tensors.conv_ring[:, slot, (consumed - back) % 4])
+    if consumed % PAGE_TOKENS:
+        add(tensors.pages[live.pages[-1], :, : consumed % PAGE_TOKENS])
+    for back in range(1, min(norm_rows, consumed - live.rows_from) + 1):
+        add(tensors.norm_rows[slot, (consumed - back) % NORM_ROWS])
+    return digest.hexdigest()
+
+
+def last_logits(engine: TorchEngine, sequence: int) -> Tensor:
+    """Logits [vocab] after the sequence's last consumed token."""
+    live = engine._sequences[sequence]
+    rows = engine._last_rows([live])
+    logits = engine.decoder.logits(rows)[0]
+    assert torch.isfinite(logits).all()
+    return logits.clone()
