@@ -1,8 +1,8 @@
 """Elementwise functions from operations whose bits depend on nothing but their operand.
 
-torch's own `sigmoid`, `silu`, `softplus` and `exp2` give other bits at the end of a vector, or for other strides, than in
-its middle. `exp`, `log1p`, `tanh`, `rsqrt` and division do not (tests/kernels/test_allow_list.py), so everything here is
-made of those. A Triton twin of a row kernel keeps the same order of operations.
+torch's own `sigmoid`, `silu`, `softplus` and `exp2` give other bits at the end of a vector, or for other strides,
+than in its middle. `exp`, `log1p`, `tanh`, `rsqrt` and division do not (tests/kernels/test_allow_list.py), so
+everything here is made of those. A Triton twin of a row kernel keeps the same order of operations.
 """
 
 import math

@@ -1,7 +1,7 @@
 """Short causal convolution over packed sequences, with a live ring of inputs and a tail at the last grid point.
 
-y[t] = silu(w[0] x[t-3] + w[1] x[t-2] + w[2] x[t-1] + w[3] x[t]) per channel, x = 0 before the start; products and sums are
-elementwise and in that order.
+y[t] = silu(w[0] x[t-3] + w[1] x[t-2] + w[2] x[t-1] + w[3] x[t]) per channel, x = 0 before the start; products and
+sums are elementwise and in that order.
 """
 
 from dataclasses import dataclass
@@ -47,12 +47,12 @@ def _plan(slots: tuple[int, ...], cu_seqlens: tuple[int, ...], starts: tuple[int
     ring: list[tuple[int, int, int]] = []
     grid: list[tuple[int, int, int]] = []
     live = [n for n in range(len(slots)) if cu_seqlens[n + 1] > cu_seqlens[n]]
-    for index, n in enumerate(live):
+    for number, n in enumerate(live):
         first, length, start = cu_seqlens[n], cu_seqlens[n + 1] - cu_seqlens[n], starts[n]
         extended = len(order)  # extended row of position start - 3
         history += [(slots[n], position % WIDTH) for position in range(start - HISTORY, start)]
         before += [position < 0 for position in range(start - HISTORY, start)]
-        order += range(HISTORY * index, HISTORY * (index + 1))
+        order += range(HISTORY * number, HISTORY * (number + 1))
         order += range(HISTORY * len(live) + first, HISTORY * len(live) + first + length)
         new_rows += range(extended, extended + length)
         end = start + length
@@ -90,10 +90,11 @@ def causal_conv(
 ) -> Tensor:
     """Convolves packed rows and moves both tails on: x [R, C] -> silu(conv) [R, C], fp32.
 
-    weight [C, 4], tap 3 multiplies the current token. ring [slots, 4, C]: the input of position t lies at t % 4; read for
-    the three positions before each start (negative ones count as 0 and are not read), written for the last four new ones.
-    grid [slots, 3, C]: the inputs of positions s-3..s-1 in order, written when the tile that ends at s closes. Sequence n
-    owns rows cu_seqlens[n]:cu_seqlens[n+1], starts at position starts[n] and lives in slots[n]; slots must differ.
+    weight [C, 4], tap 3 multiplies the current token. ring [slots, 4, C]: the input of position t lies at t % 4;
+    read for the three positions before each start (negative ones count as 0 and are not read), written for the last
+    four new ones. grid [slots, 3, C]: the inputs of positions s-3..s-1 in order, written when the tile that ends at
+    s closes. Sequence n owns rows cu_seqlens[n]:cu_seqlens[n+1], starts at position starts[n] and lives in
+    slots[n]; slots must differ.
     """
     if x.shape[0] == 0:
         return torch.empty_like(x)

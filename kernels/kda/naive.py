@@ -40,9 +40,9 @@ def recurrent_kda(
 def kda_gate(z: Tensor, A_log: Tensor, dt_bias: Tensor, lower_bound: float | None) -> Tensor:
     """Log2 decay of each token, head and key channel: int32 [R, H, K] in units of 2^-22, all <= 0.
 
-    z [R, H, K], A_log [H], dt_bias [H, K], fp32. Without a bound: -exp(A_log) softplus(z + dt_bias), floored at 2^-24 a
-    token; with one: lower_bound * sigmoid(exp(A_log) (z + dt_bias)), natural logarithm, lower_bound < 0. Raises ValueError
-    for a bound that a tile cannot hold.
+    z [R, H, K], A_log [H], dt_bias [H, K], fp32. Without a bound: -exp(A_log) softplus(z + dt_bias), floored at
+    2^-24 a token; with one: lower_bound * sigmoid(exp(A_log) (z + dt_bias)), natural logarithm, lower_bound < 0.
+    Raises ValueError for a bound that a tile cannot hold.
     """
     shifted = z + dt_bias
     rate = A_log.exp()[:, None]

@@ -1,8 +1,8 @@
 """Where the rows of a packed batch lie in the tiles that it touches.
 
-Tiles are laid out step by step: first the first tile of every sequence, then the second of every sequence that has one, and
-so on, sequences with more tiles first. So each step of the serial pass works on one contiguous slice, and on a prefix of
-the states.
+Tiles are laid out step by step: first the first tile of every sequence, then the second of every sequence that has
+one, and so on, sequences with more tiles first. So each step of the serial pass works on one contiguous slice, and
+on a prefix of the states.
 """
 
 from dataclasses import dataclass

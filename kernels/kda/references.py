@@ -1,13 +1,14 @@
 """L and M of a tile: decays 2^(G_i - G_j) split over the two factors of a product, around a causal reference.
 
-A factor 2^-G alone overflows, and the reference of row i may depend on rows <= i only, else a decode step could not form
-what a prefill formed. Entries above the diagonal may be inf or NaN: `where` drops them, and entries of a product do not
-mix. Two forms, by the gate:
+A factor 2^-G alone overflows, and the reference of row i may depend on rows <= i only, else a decode step could not
+form what a prefill formed. Entries above the diagonal may be inf or NaN: `where` drops them, and entries of a
+product do not mix. Two forms, by the gate:
 
-- one reference, when 16 gates span at most 124 binades (Kimi K3: -5 natural = 115.4): k 2^(G + c) and k 2^(-G - c), c half
-  the span;
+- one reference, when 16 gates span at most 124 binades (Kimi K3: -5 natural = 115.4): k 2^(G + c) and k 2^(-G - c), c
+  half the span;
 - two references, for gates down to -24 a token: rows 0-7 refer to the constant -96, rows 8-15 to r = floor(G_8), each
-  channel its own: k 2^(G - r + 72) and k 2^(r - G - 72). Keys more than 54 binades above r vanish, as they would anyway.
+  channel its own: k 2^(G - r + 72) and k 2^(r - G - 72). Keys more than 54 binades above r vanish, as they would
+  anyway.
 """
 
 import math
@@ -56,12 +57,12 @@ def _two_references(kq: Tensor, k: Tensor, total: Tensor) -> Tensor:
 
 
 def masked_products(kq: Tensor, k: Tensor, total: Tensor, lower_bound: float | None) -> tuple[Tensor, Tensor]:
-    """Strictly lower L and lower M, each [B, 16, 16], of kq [B, 32, K] (k above q), k [B, 16, K] and int32 G [B, 16, K]."""
+    """Strictly lower L and lower M, each [B, 16, 16].
+
+    kq [B, 32, K]: k above q; k [B, 16, K]; total [B, 16, K]: int32 inclusive sums G of the tile's log2 gates.
+    """
     span = math.inf if lower_bound is None else -lower_bound * LOG2_E * TILE_TOKENS
-    if span <= ONE_REFERENCE_BINADES:
-        both = _one_reference(kq, k, total, span)
-    else:
-        both = _two_references(kq, k, total)
+    both = _one_reference(kq, k, total, span) if span <= ONE_REFERENCE_BINADES else _two_references(kq, k, total)
     exists, _ = _masks(k.device)
     both = torch.where(exists, both, 0.0)
     return both[:, :TILE_TOKENS], both[:, TILE_TOKENS:].contiguous()

@@ -1,14 +1,15 @@
 """KDA in tiles of 16 tokens: one numerics for prefill and decode, bit for bit.
 
-Tiles lie on the absolute grid of positions and a tile's arithmetic is the same whoever computes it: a decode step computes
-the whole open tile again, with rows that do not exist yet as zeros. A bit is touched only by elementwise operations,
-products of fixed shape, and integer sums. With G the inclusive sum of log2 gates inside the tile and S [V, K] before it:
+Tiles lie on the absolute grid of positions and a tile's arithmetic is the same whoever computes it: a decode step
+computes the whole open tile again, with rows that do not exist yet as zeros. A bit is touched only by elementwise
+operations, products of fixed shape, and integer sums. With G the inclusive sum of log2 gates inside the tile and S
+[V, K] before it:
 
     k+ = k 2^G    q+ = q 2^G    L_ij = <k_i 2^(G_i - G_j), k_j> (j < i)    M_ij = <q_i 2^(G_i - G_j), k_j> (j <= i)
     T = (I + beta L)^-1    U = T (beta (V - k+ S^T))    O = q+ S^T + M U    S' = S 2^(G_15) + U^T (k 2^(G_15 - G))
 
-2^(G_i - G_j) is split over the two factors of L and M around a reference that depends on rows <= i only (references.py).
-Row i of O never depends on later rows: they meet zeros of M. S moves on only when its tile closes.
+2^(G_i - G_j) is split over the two factors of L and M around a reference that depends on rows <= i only
+(references.py). Row i of O never depends on later rows: they meet zeros of M. S moves on only when its tile closes.
 """
 
 from dataclasses import dataclass
@@ -63,8 +64,8 @@ def _unit_lower_inverse(n: Tensor) -> Tensor:
     """(I - n)^-1 of strictly lower n [B, 16, 16].
 
     The 8 x 8 diagonal blocks by squaring, (I + n)(I + n^2)(I + n^4), exact because n^8 = 0; the block below them as
-    T22 n21 T11. Squaring at 16 needs no fewer products, and its powers grow to thousands when keys repeat: it would lose
-    four digits where this loses one.
+    T22 n21 T11. Squaring at 16 needs no fewer products, and its powers grow to thousands when keys repeat: it would
+    lose four digits where this loses one.
     """
     blocks = torch.cat((n[:, :HALF, :HALF], n[:, HALF:, HALF:]))
     eye = torch.eye(HALF, dtype=n.dtype, device=n.device)
@@ -152,9 +153,9 @@ def tile_kda(
 
     q [R, H, K] normalised and scaled, k [R, H, K] normalised, v [R, H, V], g [R, H, K] int32 log2 gates in units of
     2^-22 (kda_gate), beta [R, H]; S [slots, H, V, K] at each slot's last grid point. Sequence n owns rows
-    cu_seqlens[n]:cu_seqlens[n+1], starts at position starts[n] and lives in slots[n]; slots must differ. Open rows below
-    starts[n] % 16 are read, none other; those of the tile that stays open are written. lower_bound (natural logarithm, or
-    None for the unbounded gate) picks the references and must be the model's own.
+    cu_seqlens[n]:cu_seqlens[n+1], starts at position starts[n] and lives in slots[n]; slots must differ. Open rows
+    below starts[n] % 16 are read, none other; those of the tile that stays open are written. lower_bound (natural
+    logarithm, or None for the unbounded gate) picks the references and must be the model's own.
     """
     rows, heads, values = v.shape
     if rows == 0:

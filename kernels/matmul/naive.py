@@ -1,9 +1,9 @@
 """Products in blocks of fixed shape.
 
-A BLAS picks its loop order by the shape of a product, so a row of `x @ w.T` has other bits alone than among others. For a
-fixed (M, K, N) the bits of an item of a batched product depend on that item only, whatever the batch count. MKL makes one
-exception, found by tests/kernels/test_allow_list.py: with a transposed right operand of fewer than 12 columns they depend
-on where the operand lies in memory.
+A BLAS picks its loop order by the shape of a product, so a row of `x @ w.T` has other bits alone than among others.
+For a fixed (M, K, N) the bits of an item of a batched product depend on that item only, whatever the batch count.
+MKL makes one exception, found by tests/kernels/test_allow_list.py: with a transposed right operand of fewer than 12
+columns they depend on where the operand lies in memory.
 """
 
 from typing import Final

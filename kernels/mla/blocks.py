@@ -36,7 +36,7 @@ class Blocks:
 
 @dataclass(frozen=True)
 class BlockPlan:
-    """Query rows of a packed batch in blocks [B, 16, D]: tokens at absolute multiples, so a row's place never varies."""
+    """Query rows of a packed batch in blocks [B, 16, D]: a row's place in its block never varies."""
 
     blocks: int
     rows: Tensor

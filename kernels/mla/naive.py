@@ -1,16 +1,16 @@
 """Absorbed multi-head latent attention over pages of latents.
 
-All heads share one key a token, latent [r] beside raw key [dr]; the value is the latent. Per query row, with splits of 512
-keys at absolute multiples and pages of 64 inside them:
+All heads share one key a token, latent [r] beside raw key [dr]; the value is the latent. Per query row, with splits
+of 512 keys at absolute multiples and pages of 64 inside them:
 
     s = (q . key) scale      m_j = max over split j      p = exp(s - m_j)
     A_j = sum over pages of p V      l_j = sum over pages of p 1      pages ascending
     w_j = exp(m_j - max m)      ctx = (sum_j w_j A_j) / (sum_j w_j l_j)      splits ascending
 
-Maxima are exact in any order; every sum is a product of fixed shape (16 query rows, one page) or an ascending elementwise
-sum, and a page or split without a key for a row adds 0 to it. So a row's bits depend on its own query and keys alone.
-Query rows lie in blocks by absolute position (blocks.py). shared.py serves sequences with many blocks (prefill), ragged.py
-those with few (decode): the same arithmetic in another loop order.
+Maxima are exact in any order; every sum is a product of fixed shape (16 query rows, one page) or an ascending
+elementwise sum, and a page or split without a key for a row adds 0 to it. So a row's bits depend on its own query
+and keys alone. Query rows lie in blocks by absolute position (blocks.py). shared.py serves sequences with many
+blocks (prefill), ragged.py those with few (decode): the same arithmetic in another loop order.
 """
 
 from functools import lru_cache
@@ -40,10 +40,10 @@ def paged_mla(
 ) -> Tensor:
     """Causal attention of packed rows over their sequences' pages: q [R, Hq, r + dr] absorbed -> ctx [R, Hq, r], fp32.
 
-    pages [P, 64, r + dr] is one layer's view of the pool (any stride between pages), already holding the latents of these
-    rows. Position t of sequence n lies in page page_tables[n][t // 64] at t % 64; sequence n owns rows
-    cu_seqlens[n]:cu_seqlens[n+1] and starts at position starts[n]. Places without a token are never read as numbers.
-    Raises ValueError when a table is too short.
+    pages [P, 64, r + dr] is one layer's view of the pool (any stride between pages), already holding the latents of
+    these rows. Position t of sequence n lies in page page_tables[n][t // 64] at t % 64; sequence n owns rows
+    cu_seqlens[n]:cu_seqlens[n+1] and starts at position starts[n]. Places without a token are never read as
+    numbers. Raises ValueError when a table is too short.
     """
     rows, heads, width = q.shape
     if rows == 0:

@@ -1,4 +1,7 @@
-"""Attention of a few blocks each with its own pages: all (block, page) pairs of a batch at once. shared.py's arithmetic."""
+"""Attention of a few blocks each with its own pages: all (block, page) pairs of a batch at once.
+
+The arithmetic is shared.py's, bit for bit.
+"""
 
 from dataclasses import dataclass
 from functools import lru_cache

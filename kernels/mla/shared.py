@@ -10,7 +10,7 @@ from forkpoint.kernels.mla.blocks import SPLIT_PAGES, Blocks
 from forkpoint.limits import PAGE_TOKENS, SPLIT_TOKENS
 
 PASS_BYTES: Final = 8 << 20
-"""Blocks of one pass are bounded so that their scores of a split and their partial sums stay in the last-level cache."""
+"""Bounds the blocks of one pass: their scores of a split and their partial sums stay in the last-level cache."""
 ONES_COLUMNS: Final = 16
 """Row sums are a product with ones; of a narrower one the bits would depend on memory alignment."""
 
@@ -27,7 +27,10 @@ def finite_max(m: Tensor) -> Tensor:
 
 
 def _split(q: Tensor, keys: Tensor, positions: Tensor, first_key: int, r: int, scale: float) -> tuple[Tensor, ...]:
-    """m [B, 16, 1], A [B, 16, r] and l [B, 16, 1] of one split: q [B, 16, D], keys [pages, 64, D], positions [B, 16]."""
+    """m [B, 16, 1], A [B, 16, r] and l [B, 16, 1] of one split.
+
+    q [B, 16, D], keys [pages, 64, D] of which the first is at position first_key, positions [B, 16].
+    """
     pages, blocks = keys.shape[0], q.shape[0]
     scores = q.new_empty((pages, blocks, BLOCK_ROWS, PAGE_TOKENS))
     for page in range(pages):

@@ -1,4 +1,7 @@
-"""Row norms. A row's sum is taken over a contiguous copy and in blocks short enough that torch never splits it over threads."""
+"""Row norms.
+
+A row's sum is taken over a contiguous copy and in blocks short enough that torch never splits it over threads.
+"""
 
 from typing import Final
 
@@ -8,7 +11,7 @@ from torch import Tensor
 from forkpoint.kernels.elementwise import sigmoid
 
 SUM_BLOCK: Final = 16384
-"""Longest run of values one torch sum may take: above 32,768 a lone row is split over threads, among others it is not."""
+"""Longest run of values one torch sum may take: above 32,768 a lone row is split over threads, one of many is not."""
 
 
 def row_sum(x: Tensor) -> Tensor:
@@ -36,5 +39,5 @@ def l2_norm(x: Tensor, eps: float = 1e-6) -> Tensor:
 
 
 def gated_rms_norm(o: Tensor, gate: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """rms_norm(o) * sigmoid(gate): o and gate [..., V], weight [V] shared by all heads, fp32; norm first, gate after."""
+    """rms_norm(o) * sigmoid(gate): o and gate [..., V], weight [V] shared by all heads, fp32."""
     return _scaled(o, eps) * weight * sigmoid(gate)

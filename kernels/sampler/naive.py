@@ -1,9 +1,9 @@
 """Sampling that is a function of (row of logits, parameters, seed, position) alone.
 
-Floats appear elementwise only; every decision is a comparison of integers: unique keys order the tokens, masses are summed
-as int64 (exact in any order), and a token's score is its log2 weight plus Gumbel noise, both in units of 2^-20. So a row
-gives the same token alone or in any batch, and so does any way to split it. There is no state: the noise is a hash of
-(seed, position, token id), never of a rank or a row.
+Floats appear elementwise only; every decision is a comparison of integers: unique keys order the tokens, masses are
+summed as int64 (exact in any order), and a token's score is its log2 weight plus Gumbel noise, both in units of
+2^-20. So a row gives the same token alone or in any batch, and so does any way to split it. There is no state: the
+noise is a hash of (seed, position, token id), never of a rank or a row.
 """
 
 from dataclasses import dataclass
@@ -78,7 +78,7 @@ def gumbel_log2(bits: Tensor) -> Tensor:
 
 
 def token_keys(logits: Tensor) -> Tensor:
-    """Unique int64 keys [B, V] in the order of fp32 logits without NaN; equal logits: the lower id is the larger key."""
+    """Unique int64 keys [B, V] in the order of fp32 logits without NaN; at equality the lower id has the larger key."""
     bits = logits.view(torch.int32).to(torch.int64)
     ordered = bits ^ ((bits >> 31) & 0x7FFFFFFF)
     ids = torch.arange(logits.shape[1], device=logits.device)
@@ -118,8 +118,8 @@ def _kept(keys: Tensor, weight: Tensor, rows: SamplingRows) -> Tensor:
 def sample(logits: Tensor, rows: SamplingRows) -> tuple[Tensor, Tensor]:
     """Takes one token a row: logits [B, V] -> token ids int64 [B] and their logprobs fp64 [B].
 
-    The logprob is the model's own, at temperature 1 and before any filter. NaN counts as -inf, +inf as the largest fp32. A
-    row without a finite logit yields token 0 with logprob -inf: the caller must not commit it.
+    The logprob is the model's own, at temperature 1 and before any filter. NaN counts as -inf, +inf as the largest
+    fp32. A row without a finite logit yields token 0 with logprob -inf: the caller must not commit it.
     """
     clean, highest = _cleaned(logits)
     keys = token_keys(clean)
