@@ -5,8 +5,11 @@ from typing import Final
 
 from forkpoint.limits import PAGE_TOKENS, TILE_TOKENS
 from forkpoint.model.config import ModelConfig, ModelConfigError
+from forkpoint.model.geometries import GEOMETRIES, geometry
 from forkpoint.model.layout import StateDtypes, StateLayout
 from forkpoint.parts import ITEM_BYTES
+
+__all__ = ["DTYPE_NAMES", "GEOMETRIES", "CheckpointBytes", "MemoryPlan", "SlotBytes", "geometry", "make_plan"]
 
 DTYPE_NAMES: Final = {"fp32": "float32", "bf16": "bfloat16"}
 """How the command line spells the dtypes of a plan."""

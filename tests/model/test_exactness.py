@@ -11,10 +11,10 @@ KINDS: list[Kind] = ["bounded", "softplus"]
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_one_pass_cut_passes_and_single_tokens_give_equal_logits_and_parts(kind: Kind) -> None:
+def test_one_pass_cut_passes_and_single_tokens_give_equal_logits_and_parts(kind: Kind, device: torch.device) -> None:
     config, weights = random_model(kind, value_dim=24)
     ids = random_ids(config, 140)
-    run = ModelRun(config, weights, tokens=192)
+    run = ModelRun(config, weights, device, tokens=192)
     whole = run.consume([(0, ids)])
     cut = run.cut(1, ids, [7, 9, 1, 30, 17, 0, 64])
     single = run.cut(2, ids, [1] * 139)
@@ -26,9 +26,9 @@ def test_one_pass_cut_passes_and_single_tokens_give_equal_logits_and_parts(kind:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_sequence_packed_with_others_gives_the_logits_it_gives_alone(kind: Kind) -> None:
+def test_a_sequence_packed_with_others_gives_the_logits_it_gives_alone(kind: Kind, device: torch.device) -> None:
     config, weights = random_model(kind)
-    run = ModelRun(config, weights, tokens=128)
+    run = ModelRun(config, weights, device, tokens=128)
     a, b, c = (random_ids(config, count, seed=count) for count in (70, 33, 1))
     alone = run.consume([(0, a)])
     run.consume([(1, a[:20]), (2, b[:5])])
@@ -37,9 +37,9 @@ def test_a_sequence_packed_with_others_gives_the_logits_it_gives_alone(kind: Kin
     assert run.parts(0) == run.parts(1)
 
 
-def test_norm_rows_are_the_last_two_positions_final_norm_rows() -> None:
+def test_norm_rows_are_the_last_two_positions_final_norm_rows(device: torch.device) -> None:
     config, weights = random_model()
-    run = ModelRun(config, weights)
+    run = ModelRun(config, weights, device)
     run.cut(0, random_ids(config, 21), [20])
     rows = torch.cat(run.sequences[0].rows)
     assert torch.equal(run.tensors.norm_rows[0, 20 % 2], rows[20])
@@ -49,9 +49,9 @@ def test_norm_rows_are_the_last_two_positions_final_norm_rows() -> None:
     assert run.tensors.norm_rows[1, 1].isnan().all()
 
 
-def test_an_empty_sequence_in_a_batch_changes_nothing() -> None:
+def test_an_empty_sequence_in_a_batch_changes_nothing(device: torch.device) -> None:
     config, weights = random_model()
-    run = ModelRun(config, weights)
+    run = ModelRun(config, weights, device)
     run.consume([(0, random_ids(config, 40))])
     before, rows = run.parts(0), run.tensors.norm_rows[0].clone()
     logits = run.consume([(0, []), (1, [3, 4])])
@@ -60,9 +60,9 @@ def test_an_empty_sequence_in_a_batch_changes_nothing() -> None:
     assert torch.equal(run.tensors.norm_rows[0], rows)
 
 
-def test_a_batch_without_rows_gives_no_rows() -> None:
+def test_a_batch_without_rows_gives_no_rows(device: torch.device) -> None:
     config, weights = random_model()
-    run = ModelRun(config, weights)
+    run = ModelRun(config, weights, device)
     assert run.consume([]).shape == (0, config.vocab_size)
 
 

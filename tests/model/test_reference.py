@@ -30,17 +30,19 @@ def with_gate(config: ModelConfig, full_rank: bool) -> ModelConfig:
 
 @pytest.mark.parametrize(("kind", "choices"), CASES)
 @pytest.mark.parametrize("full_rank", [False, True])
-def test_logits_match_the_fp64_recurrence(kind: Kind, choices: dict[str, Any], full_rank: bool) -> None:
+def test_logits_match_the_fp64_recurrence(
+    kind: Kind, choices: dict[str, Any], full_rank: bool, device: torch.device
+) -> None:
     config = with_gate(random_config(kind, **choices), full_rank)
     weights = random_weights(config, seed=3)
     ids = random_ids(config, 150)
     expected = reference_logits(config, weights, ids)
-    logits = ModelRun(config, weights, slots=1).consume([(0, ids)])
+    logits = ModelRun(config, weights, device, slots=1).consume([(0, ids)])
     assert logits.dtype == torch.float32
-    assert (logits - expected).abs().max() <= 2e-5 * expected.abs().max()
+    assert (logits.cpu() - expected).abs().max() <= 2e-5 * expected.abs().max()
 
 
-def test_an_untrained_slow_gate_is_exact_enough_over_many_tokens() -> None:
+def test_an_untrained_slow_gate_is_exact_enough_over_many_tokens(device: torch.device) -> None:
     config = random_config("softplus", layers=2, mla_layers=[2])
     weights = random_weights(config)
     for name in weights:
@@ -48,5 +50,5 @@ def test_an_untrained_slow_gate_is_exact_enough_over_many_tokens() -> None:
             weights[name] = torch.full_like(weights[name], -12.0)  # decay of about 1 - 5e-5 a token
     ids = random_ids(config, 500)
     expected = reference_logits(config, weights, ids)
-    logits = ModelRun(config, weights, slots=1).consume([(0, ids)])
-    assert (logits - expected).abs().max() <= 2e-5 * expected.abs().max()
+    logits = ModelRun(config, weights, device, slots=1).consume([(0, ids)])
+    assert (logits.cpu() - expected).abs().max() <= 2e-5 * expected.abs().max()

@@ -150,10 +150,12 @@ def test_a_part_of_wrong_size_shape_or_name_is_refused(layout: StateLayout) -> N
 
 @pytest.mark.parametrize("kind", ["bounded", "softplus"])
 @pytest.mark.parametrize("consumed", [16, 37, 64, 79, 80])
-def test_a_poisoned_slot_restored_from_its_parts_continues_equally(kind: Kind, consumed: int) -> None:
+def test_a_poisoned_slot_restored_from_its_parts_continues_equally(
+    kind: Kind, consumed: int, device: torch.device
+) -> None:
     config, weights = random_model(kind, value_dim=24)
     ids = random_ids(config, 120)
-    run = ModelRun(config, weights, tokens=128)
+    run = ModelRun(config, weights, device, tokens=128)
     expected = run.consume([(0, ids)])
     run.consume([(1, ids[:consumed])])
     position = consumed // 16 * 16
@@ -164,19 +166,19 @@ def test_a_poisoned_slot_restored_from_its_parts_continues_equally(kind: Kind, c
     assert run.parts(1) == run.parts(0)
 
 
-def test_a_checkpoint_of_the_empty_state_restores_to_a_fresh_slot() -> None:
+def test_a_checkpoint_of_the_empty_state_restores_to_a_fresh_slot(device: torch.device) -> None:
     config, weights = random_model()
     ids = random_ids(config, 30)
-    run = ModelRun(config, weights)
+    run = ModelRun(config, weights, device)
     expected = run.consume([(0, ids)])
     run.restore(1, 0, run.parts(1))
     assert torch.equal(run.consume([(1, ids)]), expected)
 
 
-def test_every_part_matters_to_the_continuation() -> None:
+def test_every_part_matters_to_the_continuation(device: torch.device) -> None:
     config, weights = random_model(layers=4)
     ids = random_ids(config, 100)
-    run = ModelRun(config, weights, tokens=128)
+    run = ModelRun(config, weights, device, tokens=128)
     expected = run.consume([(0, ids)])
     run.consume([(1, ids[:80])])
     saved = run.parts(1)
@@ -187,9 +189,9 @@ def test_every_part_matters_to_the_continuation() -> None:
         assert not torch.equal(run.consume([(1, ids[80:])]), expected[80:]), spec.name
 
 
-def test_finish_restore_leaves_no_norm_row_of_an_earlier_session() -> None:
+def test_finish_restore_leaves_no_norm_row_of_an_earlier_session(device: torch.device) -> None:
     config, weights = random_model()
-    run = ModelRun(config, weights)
+    run = ModelRun(config, weights, device)
     run.tensors.poison = False
     run.consume([(0, random_ids(config, 32))])
     run.tensors.finish_restore(0, 32)

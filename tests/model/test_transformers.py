@@ -35,15 +35,15 @@ def reference_logits(folder: Path, ids: list[int]) -> Tensor:
 
 
 @pytest.mark.parametrize("q_lora_rank", [None, 24])
-def test_logits_match_transformers(tmp_path: Path, q_lora_rank: int | None) -> None:
+def test_logits_match_transformers(tmp_path: Path, q_lora_rank: int | None, device: torch.device) -> None:
     config = random_config(
         "softplus", layers=9, mla_layers=MLA_LAYERS, heads=4, key_dim=32, vocab_size=256, q_lora_rank=q_lora_rank
     )
     folder = write_folder(tmp_path, config, random_weights(config, seed=5))
     ours = ModelConfig.from_folder(folder)
-    run = ModelRun(ours, check_weights(ours, read_tensors(folder)))
+    run = ModelRun(ours, check_weights(ours, read_tensors(folder)), device)
     for slot, count in enumerate((40, 200)):
         ids = random_ids(config, count, seed=count)
         expected = reference_logits(folder, ids)
         logits = run.consume([(slot, ids)])
-        assert (logits - expected).abs().max() <= 2e-5 * expected.abs().max()
+        assert (logits.cpu() - expected).abs().max() <= 2e-5 * expected.abs().max()

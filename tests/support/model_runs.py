@@ -26,11 +26,18 @@ class Lane:
 class ModelRun:
     """A decoder with poisoned slots and pages for a few sequences of at most `tokens` tokens each."""
 
-    def __init__(self, config: ModelConfig, weights: dict[str, Tensor], slots: int = 4, tokens: int = 512) -> None:
-        self.decoder = HybridDecoder(config, weights)
+    def __init__(
+        self,
+        config: ModelConfig,
+        weights: dict[str, Tensor],
+        device: torch.device | str = "cpu",
+        slots: int = 4,
+        tokens: int = 512,
+    ) -> None:
+        self.decoder = HybridDecoder(config, weights, device)
         self.layout = StateLayout(config)
         pages = -(-tokens // PAGE_TOKENS)
-        self.tensors = StateTensors.allocate(self.layout, slots, slots * pages)
+        self.tensors = StateTensors.allocate(self.layout, slots, slots * pages, device)
         order = torch.randperm(slots * pages, generator=torch.Generator().manual_seed(1)).tolist()
         self.sequences = [Lane(slot, order[slot * pages : (slot + 1) * pages]) for slot in range(slots)]
         for slot in range(slots):
