@@ -10,40 +10,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Literal, Self
 
-from forkpoint.errors import ConfigError
+from forkpoint.model.config_fields import ConfigFields, ModelConfigError
+from forkpoint.model.features import CONV_TAPS, UnsupportedFeature, unsupported_features
+
+__all__ = ["CONV_TAPS", "MLA_INNER_NORM_EPS", "LayerKind", "ModelConfig", "ModelConfigError", "UnsupportedFeature"]
 
 LayerKind = Literal["kda", "mla"]
 
-CONV_TAPS: Final = 4
-"""Both published models convolve over four inputs; the state layout and the conv kernel rely on it."""
 MLA_INNER_NORM_EPS: Final = 1e-6
 """eps of `q_a_layernorm` and `kv_a_layernorm`: the published code builds them with its class default, not with
 `rms_norm_eps`."""
-
-_LINEAR_KEYS: Final = frozenset(
-    {
-        "head_dim",
-        "value_head_dim",
-        "num_heads",
-        "kda_layers",
-        "full_attn_layers",
-        "short_conv_kernel_size",
-        "use_full_rank_gate",
-        "gate_lower_bound",
-    }
-)
-
-
-class ModelConfigError(ConfigError):
-    """A model's config has a field that is missing, malformed, or beyond what this version runs."""
-
-
-@dataclass(frozen=True, slots=True)
-class UnsupportedFeature:
-    """A part of the architecture that this version knows of but does not compute: the config `field` and what it is."""
-
-    field: str
-    what: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,11 +100,9 @@ class ModelConfig:
     @classmethod
     def from_dict(cls, raw: Mapping[str, Any], source: str = "config") -> Self:
         """Parse the fields of a `config.json` (or of its `text_config`); raises ModelConfigError."""
-        outer = _Fields(raw, source)
-        fields = _Fields(outer.table("text_config"), source) if "text_config" in raw else outer
-        linear = _Fields(fields.table("linear_attn_config"), source, "linear_attn_config.")
-        if unknown := sorted(set(linear.raw) - _LINEAR_KEYS):
-            raise ModelConfigError(f"linear_attn_config.{unknown[0]}", source, "is unknown to this version")
+        outer = ConfigFields(raw, source)
+        fields = ConfigFields(outer.table("text_config"), source, "text_config.") if "text_config" in raw else outer
+        linear = ConfigFields(fields.table("linear_attn_config"), source, "linear_attn_config.")
         layers = fields.integer("num_hidden_layers")
         limit = "model_max_length" if "model_max_length" in fields.raw else "max_position_embeddings"
         bound = linear.number("gate_lower_bound", None)
@@ -158,7 +132,7 @@ class ModelConfig:
             context_limit=fields.integer(limit),
             eos_token_id=fields.token_id("eos_token_id"),
             tie_word_embeddings=fields.flag("tie_word_embeddings"),
-            unsupported=_unsupported(fields, linear, layers),
+            unsupported=unsupported_features(outer, fields, linear),
             raw=dict(raw),
         )
         if config.eos_token_id >= config.vocab_size:
@@ -166,104 +140,9 @@ class ModelConfig:
         return config
 
 
-class _Fields:
-    """Typed reads of a JSON object; every error names the field and the file."""
-
-    def __init__(self, raw: Mapping[str, Any], source: str, prefix: str = "") -> None:
-        self.raw, self.source, self.prefix = raw, source, prefix
-
-    def error(self, key: str, problem: str) -> ModelConfigError:
-        return ModelConfigError(self.prefix + key, self.source, problem)
-
-    def table(self, key: str) -> Mapping[str, Any]:
-        value = self.raw.get(key)
-        if not isinstance(value, dict):
-            raise self.error(key, "is missing" if value is None else "is not an object")
-        return value
-
-    def integer(self, key: str, default: int | None = None) -> int:
-        value = self.raw.get(key)
-        if value is None:
-            if default is None:
-                raise self.error(key, "is missing")
-            return default
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise self.error(key, f"{value!r} is not a positive integer")
-        return value
-
-    def optional_integer(self, key: str) -> int | None:
-        return None if self.raw.get(key) is None else self.integer(key)
-
-    def number(self, key: str, default: float | None) -> float | None:
-        value = self.raw.get(key)
-        if value is None:
-            return default
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            raise self.error(key, f"{value!r} is not a number")
-        return float(value)
-
-    def flag(self, key: str, default: bool = False) -> bool:
-        value = self.raw.get(key)
-        if value is None:
-            return default
-        if not isinstance(value, bool):
-            raise self.error(key, f"{value!r} is not true or false")
-        return value
-
-    def token_id(self, key: str) -> int:
-        value = self.raw.get(key)
-        if isinstance(value, list) and value:
-            value = value[0]
-        if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-            raise self.error(key, f"{value!r} is not a token id")
-        return value
-
-    def layer_list(self, key: str) -> list[int]:
-        value = self.raw.get(key)
-        if not isinstance(value, list) or not all(
-            isinstance(item, int) and not isinstance(item, bool) for item in value
-        ):
-            raise self.error(key, "is not a list of layer numbers")
-        return value
-
-
-def _layer_kinds(layers: int, linear: _Fields) -> tuple[LayerKind, ...]:
+def _layer_kinds(layers: int, linear: ConfigFields) -> tuple[LayerKind, ...]:
     """Resolve the 1-based lists `kda_layers` and `full_attn_layers`, which must name each layer exactly once."""
     kda, mla = linear.layer_list("kda_layers"), linear.layer_list("full_attn_layers")
     if sorted(kda + mla) != list(range(1, layers + 1)):
         raise linear.error("kda_layers", f"with full_attn_layers does not name each of the layers 1..{layers} once")
     return tuple("kda" if number in set(kda) else "mla" for number in range(1, layers + 1))
-
-
-def _unsupported(fields: _Fields, linear: _Fields, layers: int) -> tuple[UnsupportedFeature, ...]:
-    """What the config asks for and this version does not compute."""
-    raw = fields.raw
-    found: list[UnsupportedFeature] = []
-
-    def refuse(key: str, what: str) -> None:
-        found.append(UnsupportedFeature(key, what))
-
-    if raw.get("num_experts"):
-        first = fields.integer("first_k_dense_replace", 1) if raw.get("first_k_dense_replace") != 0 else 0
-        every = fields.integer("moe_layer_freq", 1)
-        if any(layer >= first and layer % every == 0 for layer in range(layers)):
-            refuse("num_experts", f"a mixture of {raw['num_experts']} experts")
-    if raw.get("attn_res_block_size") is not None:
-        refuse("attn_res_block_size", "Attention Residuals")
-    if raw.get("quantization_config") is not None:
-        refuse("quantization_config", "quantised weights (MXFP4)")
-    if raw.get("hidden_act", "silu") != "silu":
-        refuse("hidden_act", f"the activation {raw['hidden_act']!r}")
-    if raw.get("mla_use_nope") is False:
-        refuse("mla_use_nope", "rotary position encoding")
-    if raw.get("rope_scaling") is not None:
-        refuse("rope_scaling", "rotary position encoding")
-    if raw.get("attention_bias"):
-        refuse("attention_bias", "a bias in the attention projections")
-    if raw.get("num_nextn_predict_layers"):
-        refuse("num_nextn_predict_layers", "multi-token prediction")
-    if raw.get("vision_config") is not None:
-        refuse("vision_config", "image input")
-    if linear.integer("short_conv_kernel_size", CONV_TAPS) != CONV_TAPS:
-        refuse("linear_attn_config.short_conv_kernel_size", f"a short convolution of other than {CONV_TAPS} taps")
-    return tuple(found)

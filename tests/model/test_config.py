@@ -47,9 +47,12 @@ def test_absent_fields_mean_kimi_linear() -> None:
     assert config.kda_value_dim == config.kda_key_dim
 
 
-def test_a_nested_text_config_and_a_list_of_stop_tokens_are_read() -> None:
-    raw = changed({"eos_token_id": [7, 9]})
-    assert ModelConfig.from_dict({"model_type": "kimi_k3", "text_config": raw}).eos_token_id == 7
+def test_a_nested_text_config_and_a_list_of_one_stop_token_are_read() -> None:
+    raw = changed({"eos_token_id": [7]})
+    config = ModelConfig.from_dict({"model_type": "kimi_k3", "text_config": raw})
+    assert (config.eos_token_id, config.unsupported) == (7, ())
+    seeing = ModelConfig.from_dict({"text_config": raw, "vision_config": {}})
+    assert [feature.field for feature in seeing.unsupported] == ["vision_config"]
 
 
 @pytest.mark.parametrize(
@@ -65,6 +68,10 @@ def test_a_nested_text_config_and_a_list_of_stop_tokens_are_read() -> None:
         ({"num_nextn_predict_layers": 1}, "num_nextn_predict_layers"),
         ({"vision_config": {}}, "vision_config"),
         ({"linear.short_conv_kernel_size": 3}, "linear_attn_config.short_conv_kernel_size"),
+        ({"linear.allow_neg_eigval": True}, "linear_attn_config.allow_neg_eigval"),
+        ({"eos_token_id": [2, 3]}, "eos_token_id"),
+        ({"num_key_value_heads": 1}, "num_key_value_heads"),
+        ({"logit_scale": 0.5}, "logit_scale"),
     ],
 )
 def test_what_is_not_computed_yet_is_refused_by_name(change: dict[str, Any], field: str) -> None:
@@ -97,7 +104,6 @@ def test_experts_beyond_the_last_layer_are_no_experts() -> None:
         ({"linear.full_attn_layers": ["4"]}, "linear_attn_config.full_attn_layers"),
         ({"linear.gate_lower_bound": -9}, "linear_attn_config.gate_lower_bound"),
         ({"linear.gate_lower_bound": 0}, "linear_attn_config.gate_lower_bound"),
-        ({"linear.allow_neg_eigval": True}, "linear_attn_config.allow_neg_eigval"),
     ],
 )
 def test_a_bad_field_is_named_with_its_file(change: dict[str, Any], field: str) -> None:

@@ -1,5 +1,8 @@
 """The memory plan against published arithmetic, to the byte."""
 
+import subprocess
+import sys
+
 import pytest
 
 from forkpoint.model.config import ModelConfigError
@@ -97,3 +100,11 @@ def test_a_number_that_makes_no_plan_is_named(arguments: dict[str, int], key: st
     with pytest.raises(ModelConfigError) as caught:
         make_plan(random_config(), **arguments)  # type: ignore[arg-type]
     assert caught.value.key == key
+
+
+def test_a_plan_needs_no_torch() -> None:
+    code = "import sys, forkpoint.model.plan; sys.exit('torch' in sys.modules)"
+    assert (
+        subprocess.run([sys.executable, "-c", code], env={"PYTHONPATH": ":".join(sys.path)}, check=False).returncode
+        == 0
+    )

@@ -1,0 +1,71 @@
+"""ConfigFields: typed reads of a JSON config, whose errors name the field and the file."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from forkpoint.errors import ConfigError
+
+
+class ModelConfigError(ConfigError):
+    """A model's config has a field that is missing, malformed, or beyond what this version runs."""
+
+
+class ConfigFields:
+    """Typed reads of a JSON object; every error names the field and the file."""
+
+    def __init__(self, raw: Mapping[str, Any], source: str, prefix: str = "") -> None:
+        self.raw, self.source, self.prefix = raw, source, prefix
+
+    def error(self, key: str, problem: str) -> ModelConfigError:
+        return ModelConfigError(self.prefix + key, self.source, problem)
+
+    def table(self, key: str) -> Mapping[str, Any]:
+        value = self.raw.get(key)
+        if not isinstance(value, dict):
+            raise self.error(key, "is missing" if value is None else "is not an object")
+        return value
+
+    def integer(self, key: str, default: int | None = None) -> int:
+        value = self.raw.get(key)
+        if value is None:
+            if default is None:
+                raise self.error(key, "is missing")
+            return default
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise self.error(key, f"{value!r} is not a positive integer")
+        return value
+
+    def optional_integer(self, key: str) -> int | None:
+        return None if self.raw.get(key) is None else self.integer(key)
+
+    def number(self, key: str, default: float | None) -> float | None:
+        value = self.raw.get(key)
+        if value is None:
+            return default
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise self.error(key, f"{value!r} is not a number")
+        return float(value)
+
+    def flag(self, key: str, default: bool = False) -> bool:
+        value = self.raw.get(key)
+        if value is None:
+            return default
+        if not isinstance(value, bool):
+            raise self.error(key, f"{value!r} is not true or false")
+        return value
+
+    def token_id(self, key: str) -> int:
+        value = self.raw.get(key)
+        if isinstance(value, list) and value:
+            value = value[0]
+        if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+            raise self.error(key, f"{value!r} is not a token id")
+        return value
+
+    def layer_list(self, key: str) -> list[int]:
+        value = self.raw.get(key)
+        if not isinstance(value, list) or not all(
+            isinstance(item, int) and not isinstance(item, bool) for item in value
+        ):
+            raise self.error(key, "is not a list of layer numbers")
+        return value
