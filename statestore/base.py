@@ -82,7 +82,7 @@ class BeginOutcome:
 
 @dataclass(frozen=True, slots=True)
 class StepCommit:
-    """What one engine step adds to one session. `start` must be the head. `finish` ends the generation at the new head."""
+    """What one engine step adds to one session. `start` must be the head; `finish` ends the generation behind it."""
 
     session: SessionName
     epoch: int
@@ -144,6 +144,11 @@ class Catalog(Protocol):
     @property
     def durability(self) -> Durability:
         """The class every acknowledgement of this catalog reaches."""
+        ...
+
+    @property
+    def marker(self) -> StoreMarker:
+        """The marker it was opened with. Raises StoreUnavailableError before open."""
         ...
 
     async def open(self, marker: StoreMarker) -> None:
@@ -231,14 +236,16 @@ class Catalog(Protocol):
         ...
 
     async def acquire(self, name: SessionName, incarnation: str, expected_epoch: int) -> SessionRow:
-        """Make `incarnation` the owner, epoch + 1, state ACTIVE. Raises StaleEpochError unless the epoch is expected."""
+        """Make `incarnation` the owner, epoch + 1, state ACTIVE. Raises StaleEpochError unless at `expected_epoch`."""
         ...
 
     async def release(self, name: SessionName, epoch: int, state: SessionState, reason: str = "") -> SessionRow:
         """Give up ownership: owner "", state as given (ACTIVE, PAUSED or QUARANTINED). The epoch stays."""
         ...
 
-    async def note_numerics(self, name: SessionName, epoch: int, numerics_ids: tuple[str, ...], exact: bool) -> SessionRow:
+    async def note_numerics(
+        self, name: SessionName, epoch: int, numerics_ids: tuple[str, ...], exact: bool
+    ) -> SessionRow:
         """Record which numerics ids the session's state passed through."""
         ...
 

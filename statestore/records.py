@@ -1,4 +1,4 @@
-"""The rows a catalog keeps, as plain values. Times are microseconds since 1970 (UTC), for display and retention only."""
+"""The rows a catalog keeps, as plain values. Times: microseconds since 1970 (UTC), for display and retention only."""
 
 from dataclasses import dataclass, field
 from enum import Enum
@@ -69,7 +69,7 @@ class NodeRow:
 
 @dataclass(frozen=True, slots=True)
 class RequestKey:
-    """Identity of a mutating call. `digest` is over its content, less resume position, deadline and disconnect policy."""
+    """Identity of a mutating call. `digest`: of its content, less resume position, deadline and disconnect policy."""
 
     caller: str
     workflow: str
@@ -192,6 +192,8 @@ class GenerationRow:
     """Head when it finished."""
     input_start: int | None = None
     """Head before the input that came in the same call, when there was one."""
+    branch: str = ""
+    """Branch it started on: after a rewind its tokens are no longer the session's."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,184 @@
+"""CheckpointStore: save a session's state as blobs and a manifest, and load it back verified.
+
+The manifest is committed after every blob is durable, in one catalog transaction guarded by the epoch. Whatever
+dies in between leaves blobs that no manifest names: waste, never a checkpoint that lacks something.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Final
+
+from forkpoint.errors import BlobDamagedError, BlobError, BlobMissingError
+from forkpoint.ids import SessionName
+from forkpoint.parts import PartSpec
+from forkpoint.statestore.base import BlobStore, Catalog
+from forkpoint.statestore.codec import decode, digest_of, encode
+from forkpoint.statestore.manifest import (
+    Manifest,
+    ManifestPart,
+    StateIdentity,
+    check_identity,
+    match_parts,
+    seal,
+    unseal,
+)
+from forkpoint.statestore.records import CheckpointRow, RequestKey
+
+PARALLEL_PARTS: Final = 4
+"""Parts encoded or fetched at once: bounds memory to a few parts beside the state itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class SavedPart:
+    """One part of a saved checkpoint."""
+
+    spec: PartSpec
+    digest: str
+    shared: bool
+    """The blob was there already."""
+    frame_bytes: int
+    """Bytes written for it; 0 when shared."""
+
+
+@dataclass(frozen=True, slots=True)
+class SavedCheckpoint:
+    """A committed checkpoint and what it cost."""
+
+    row: CheckpointRow
+    manifest: bytes
+    parts: tuple[SavedPart, ...]
+    bytes_stored: int
+    """Frame bytes written."""
+    bytes_shared: int
+    """Raw bytes that were there already."""
+
+
+@dataclass(frozen=True, slots=True)
+class PartCheck:
+    """What `verify` found for one part; `problem` is None when it is whole."""
+
+    spec: PartSpec
+    digest: str
+    problem: str | None
+
+
+class CheckpointStore:
+    """Checkpoints over a catalog and a blob store. Safe for concurrent calls."""
+
+    def __init__(self, catalog: Catalog, blobs: BlobStore) -> None:
+        self._catalog = catalog
+        self._blobs = blobs
+
+    async def save(
+        self,
+        *,
+        session: SessionName,
+        epoch: int,
+        checkpoint: str,
+        position: int,
+        grid_position: int,
+        chain_hash: bytes,
+        numerics_ids: Sequence[str],
+        model_digest: bytes,
+        tokenizer_digest: bytes,
+        layout: str,
+        parts: Sequence[tuple[PartSpec, bytes | memoryview]],
+        automatic: bool = False,
+        request: RequestKey | None = None,
+    ) -> SavedCheckpoint:
+        """Store the state at `grid_position` as checkpoint `checkpoint` of a session.
+
+        `numerics_ids` begins with the writer's own. The bytes of `parts` must not change until this returns. Raises
+        what Catalog.put_checkpoint and BlobStore.put raise; then no checkpoint exists (blobs may be left over).
+        """
+        if not numerics_ids:
+            raise ValueError("a checkpoint names at least the numerics id that wrote it")
+        gate = asyncio.Semaphore(PARALLEL_PARTS)
+        try:
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(self._save_part(gate, spec, data)) for spec, data in parts]
+        except BaseExceptionGroup as failures:
+            raise _first(failures) from failures
+        saved = tuple(task.result() for task in tasks)
+        identity = StateIdentity(self._catalog.marker.namespace, model_digest, tokenizer_digest, layout)
+        listed = tuple(ManifestPart(part.spec, part.digest) for part in saved)
+        manifest = seal(Manifest(identity, tuple(numerics_ids), grid_position, chain_hash, listed))
+        row = CheckpointRow(
+            session, checkpoint, position, grid_position, chain_hash, numerics_ids[0], automatic, create_us=0
+        )
+        row = await self._catalog.put_checkpoint(row, manifest, epoch, request)
+        stored = sum(part.frame_bytes for part in saved)
+        shared = sum(part.spec.nbytes for part in saved if part.shared)
+        return SavedCheckpoint(row, manifest, saved, stored, shared)
+
+    async def _save_part(self, gate: asyncio.Semaphore, spec: PartSpec, data: bytes | memoryview) -> SavedPart:
+        size = len(data) if isinstance(data, bytes) else data.nbytes
+        if size != spec.nbytes:
+            raise ValueError(f"part {spec.name} has {size} bytes, its spec needs {spec.nbytes}")
+        async with gate:
+            digest = await asyncio.to_thread(digest_of, data)
+            if await self._blobs.has(digest):
+                return SavedPart(spec, digest, True, 0)
+            frame = await asyncio.to_thread(encode, data)
+            new = await self._blobs.put(digest, frame)
+            return SavedPart(spec, digest, not new, len(frame) if new else 0)
+
+    async def load(
+        self, manifest: bytes, expected: Sequence[PartSpec], identity: StateIdentity | None = None
+    ) -> AsyncIterator[tuple[PartSpec, bytes]]:
+        """The parts in the order of `expected`, each verified to the last bit; a few are fetched ahead.
+
+        Before the first part the manifest is verified: StateIncompatibleError for another format version, part set,
+        dtype or shape (and, when `identity` is given, another model, tokenizer, namespace or layout), BlobDamagedError
+        when its bytes are damaged. Later BlobMissingError and BlobDamagedError name the part's blob: parts yielded
+        before are whole, yet the state as a whole is not to be used.
+        """
+        found = unseal(manifest)
+        if identity is not None:
+            check_identity(found, identity)
+        wanted = match_parts(found, expected)
+        fetched = fetch_ahead(self._blobs, wanted)
+        async with aclosing(fetched):
+            async for part, raw in fetched:
+                if isinstance(raw, BlobError):
+                    raise raw
+                yield part.spec, raw
+
+    async def verify(self, manifest: bytes) -> AsyncIterator[PartCheck]:
+        """Fetch and verify every part: one result a part, in the manifest's order.
+
+        Raises BlobDamagedError or StateIncompatibleError when the manifest itself is not good.
+        """
+        fetched = fetch_ahead(self._blobs, unseal(manifest).parts)
+        async with aclosing(fetched):
+            async for part, raw in fetched:
+                yield PartCheck(part.spec, part.digest, str(raw) if isinstance(raw, BlobError) else None)
+
+
+async def fetch_ahead(
+    blobs: BlobStore, parts: Sequence[ManifestPart]
+) -> AsyncGenerator[tuple[ManifestPart, bytes | BlobError], None]:
+    """Every part with its raw bytes or what is wrong with its blob, in order, PARALLEL_PARTS at a time."""
+    for offset in range(0, len(parts), PARALLEL_PARTS):
+        batch = parts[offset : offset + PARALLEL_PARTS]
+        results = await asyncio.gather(*(_fetch(blobs, part) for part in batch))
+        for part, raw in zip(batch, results, strict=True):
+            yield part, raw
+
+
+async def _fetch(blobs: BlobStore, part: ManifestPart) -> bytes | BlobError:
+    try:
+        frame = await blobs.get(part.digest)
+        return await asyncio.to_thread(decode, part.digest, frame, part.spec.nbytes)
+    except (BlobMissingError, BlobDamagedError) as error:
+        return error
+
+
+def _first(failures: BaseExceptionGroup[BaseException]) -> BaseException:
+    """The first real failure of a group: callers handle one error, not a tree."""
+    error: BaseException = failures
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error

@@ -1,0 +1,186 @@
+"""FileBlobs: one file a blob, `blobs/ab/cd/abcd...`, written so that a name is never there without its content.
+
+A put writes a temporary, syncs its content, renames it and syncs the folder. Temporaries lie in `tmp/` under the
+name of a lock file that the writing process holds, so that whoever opens the store next can sweep those of the dead
+and leave those of the living.
+"""
+
+import asyncio
+import contextlib
+import errno
+import re
+import secrets
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Final, ParamSpec, TypeVar
+
+from forkpoint.errors import BlobMissingError, StoreFullError, StoreUnavailableError
+from forkpoint.statestore.file.ops import FileOps, SystemFileOps
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+DIGEST: Final = re.compile(r"[0-9a-f]{64}\Z")
+IO_MAX: Final = 4
+"""Operations at once: enough to keep a disk busy, few enough to leave the process's other threads their turn."""
+_FULL: Final = (errno.ENOSPC, errno.EDQUOT)
+
+
+class FileBlobs:
+    """See forkpoint.statestore.base.BlobStore. After a failed sync the store is served no more until it is opened
+    again: the kernel may have dropped what it could not write, and a second sync would hide that."""
+
+    def __init__(self, root: Path, ops: FileOps | None = None) -> None:
+        self._root = root
+        self._ops = ops or SystemFileOps()
+        self._io = asyncio.Semaphore(IO_MAX)
+        self._closed = False
+        self._broken: str | None = None
+        self._durable_folders: set[Path] = set()
+        self._token = ""
+        self._count = 0
+        self._lock: int | None = None
+        self._guard(self._prepare)
+
+    # --- the port ----------------------------------------------------------------------------------------------
+    async def put(self, digest: str, frame: bytes) -> bool:
+        return await self._run(self._put, self._path(digest), frame, False)
+
+    async def get(self, digest: str) -> bytes:
+        return await self._run(self._read, self._path(digest))
+
+    async def has(self, digest: str) -> bool:
+        return await self._run(self._has, self._path(digest))
+
+    async def replace(self, digest: str, frame: bytes) -> None:
+        await self._run(self._put, self._path(digest), frame, True)
+
+    async def delete(self, digest: str) -> None:
+        await self._run(self._delete, self._path(digest))
+
+    async def digests(self) -> AsyncIterator[str]:
+        for first in await self._run(self._ops.names, self._root / "blobs"):
+            for second in await self._run(self._ops.names, self._root / "blobs" / first):
+                for name in await self._run(self._ops.names, self._root / "blobs" / first / second):
+                    if DIGEST.match(name):
+                        yield name
+
+    async def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        if self._lock is not None:
+            with contextlib.suppress(OSError):
+                self._ops.unlink(self._root / "tmp" / f"{self._token}.lock")
+            self._ops.unlock(self._lock)
+            self._lock = None
+
+    # --- how ---------------------------------------------------------------------------------------------------
+    async def _run(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        if self._closed:
+            raise StoreUnavailableError(str(self._root), "it is closed")
+        async with self._io:
+            return await asyncio.to_thread(lambda: self._guard(work, *args, **kwargs))
+
+    def _guard(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Run `work`, with the disk's failures in our words."""
+        if self._broken is not None:
+            raise StoreUnavailableError(str(self._root), f"{self._broken}; open it again")
+        try:
+            return work(*args, **kwargs)
+        except OSError as error:
+            if error.errno in _FULL:
+                raise StoreFullError(str(self._root), str(error)) from error
+            raise StoreUnavailableError(str(self._root), str(error)) from error
+
+    def _path(self, digest: str) -> Path:
+        if not DIGEST.match(digest):
+            raise ValueError(f"{digest!r} is no BLAKE3 digest")
+        return self._root / "blobs" / digest[:2] / digest[2:4] / digest
+
+    def _prepare(self) -> None:
+        """Make the folders, take this process's lock, sweep temporaries of processes that died."""
+        made = [path for path in (self._root, *self._root.parents) if not self._ops.exists(path)]
+        for folder in (*reversed(made), self._root / "blobs", self._root / "tmp"):
+            self._ops.make_folder(folder)
+            self._sync(folder.parent)
+        self._take_lock()
+        names = self._ops.names(self._root / "tmp")
+        for owner in sorted({name.partition(".")[0] for name in names} - {self._token}):
+            held = self._ops.lock(self._root / "tmp" / f"{owner}.lock")
+            if held is None:
+                continue
+            for name in (*[name for name in names if name.startswith(f"{owner}.")], f"{owner}.lock"):
+                with contextlib.suppress(FileNotFoundError):
+                    self._ops.unlink(self._root / "tmp" / name)
+            self._ops.unlock(held)
+
+    def _take_lock(self) -> None:
+        """Hold a lock file of our own; another one when a sweeper was quicker than our flock."""
+        while self._lock is None:
+            self._token = secrets.token_hex(8)
+            path = self._root / "tmp" / f"{self._token}.lock"
+            self._lock = self._ops.lock(path)
+            if self._lock is not None and not self._ops.exists(path):
+                self._ops.unlock(self._lock)
+                self._lock = None
+
+    def _read(self, path: Path) -> bytes:
+        try:
+            return self._ops.read(path)
+        except FileNotFoundError as error:
+            raise BlobMissingError(path.name) from error
+
+    def _put(self, path: Path, frame: bytes, overwrite: bool) -> bool:
+        if not overwrite and self._has(path):
+            return False
+        self._count += 1
+        temporary = self._root / "tmp" / f"{self._token}.{self._count}-{path.name[:8]}"
+        try:
+            self._make_durable_folder(path.parent)
+            self._write(temporary, frame)
+            self._ops.rename(temporary, path)
+        except OSError:
+            with contextlib.suppress(OSError):
+                self._ops.unlink(temporary)
+            raise
+        self._sync(path.parent)
+        return True
+
+    def _write(self, temporary: Path, frame: bytes) -> None:
+        try:
+            self._ops.write_synced(temporary, frame)
+        except OSError as error:
+            if error.errno not in _FULL:
+                self._broken = f"writing {temporary.name} failed: {error}"
+            raise
+
+    def _has(self, path: Path) -> bool:
+        """True only when the name is durable: another process may have renamed and not yet synced the folder."""
+        if not self._ops.exists(path):
+            return False
+        self._make_durable_folder(path.parent)
+        self._sync(path.parent)
+        return True
+
+    def _make_durable_folder(self, folder: Path) -> None:
+        """Both fan-out levels exist and will survive a crash. A folder that is already there may be one that another
+        process made and has not synced, so the first use in this process syncs too."""
+        if folder in self._durable_folders:
+            return
+        for level in (folder.parent, folder):
+            self._ops.make_folder(level)
+            self._sync(level.parent)
+        self._durable_folders.add(folder)
+
+    def _delete(self, path: Path) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            self._ops.unlink(path)
+            self._sync(path.parent)
+
+    def _sync(self, folder: Path) -> None:
+        try:
+            self._ops.sync_folder(folder)
+        except OSError as error:
+            self._broken = f"syncing {folder} failed: {error}"
+            raise

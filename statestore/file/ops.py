@@ -1,0 +1,101 @@
+"""The few file operations a durable blob needs, behind a port so that tests can record them and lose them."""
+
+import fcntl
+import os
+from pathlib import Path
+from typing import Protocol
+
+
+class FileOps(Protocol):
+    """Blocking file operations; each may raise OSError. A name is durable once its folder is synced."""
+
+    def make_folder(self, path: Path) -> None:
+        """Create a folder; fine when it is there. Its parent must exist."""
+        ...
+
+    def write_synced(self, path: Path, data: bytes) -> None:
+        """Create or overwrite a file and sync its content (not its name)."""
+        ...
+
+    def rename(self, source: Path, target: Path) -> None:
+        """Atomic; replaces the target."""
+        ...
+
+    def sync_folder(self, path: Path) -> None:
+        """Make the folder's names durable."""
+        ...
+
+    def unlink(self, path: Path) -> None:
+        """Remove a file; FileNotFoundError when there is none."""
+        ...
+
+    def read(self, path: Path) -> bytes:
+        """The whole file; FileNotFoundError when there is none."""
+        ...
+
+    def exists(self, path: Path) -> bool:
+        """Whether a file or folder is there."""
+        ...
+
+    def names(self, path: Path) -> list[str]:
+        """Names in a folder, sorted; empty when there is none."""
+        ...
+
+    def lock(self, path: Path) -> int | None:
+        """Take an flock on a file, made when missing, for as long as the descriptor lives. None: another holds it."""
+        ...
+
+    def unlock(self, descriptor: int) -> None:
+        """Let a lock go."""
+        ...
+
+
+class SystemFileOps:
+    """The operating system's."""
+
+    def make_folder(self, path: Path) -> None:
+        path.mkdir(exist_ok=True, mode=0o700)
+
+    def write_synced(self, path: Path, data: bytes) -> None:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        try:
+            view = memoryview(data)
+            while view:
+                view = view[os.write(descriptor, view) :]
+            os.fdatasync(descriptor)
+        finally:
+            os.close(descriptor)
+
+    def rename(self, source: Path, target: Path) -> None:
+        source.replace(target)
+
+    def sync_folder(self, path: Path) -> None:
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+    def unlink(self, path: Path) -> None:
+        path.unlink()
+
+    def read(self, path: Path) -> bytes:
+        return path.read_bytes()
+
+    def exists(self, path: Path) -> bool:
+        return path.exists()
+
+    def names(self, path: Path) -> list[str]:
+        return sorted(entry.name for entry in path.iterdir()) if path.is_dir() else []
+
+    def lock(self, path: Path) -> int | None:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(descriptor)
+            return None
+        return descriptor
+
+    def unlock(self, descriptor: int) -> None:
+        os.close(descriptor)

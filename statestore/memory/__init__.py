@@ -1,0 +1,1 @@
+"""Catalog and blobs that live and die with the process."""

@@ -1,0 +1,1 @@
+"""The embedded catalog: one SQLite file, shared by the processes of one host."""

@@ -1,0 +1,228 @@
+"""SqliteCatalog: the Catalog port over one SQLite file."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Concatenate, ParamSpec, TypeVar
+
+from forkpoint.clock import Clock, SystemClock
+from forkpoint.errors import StateIncompatibleError, StoreUnavailableError
+from forkpoint.ids import SessionName
+from forkpoint.statestore.base import (
+    AppendOutcome,
+    AppendTokens,
+    BeginGeneration,
+    BeginOutcome,
+    ForkOutcome,
+    ForkSessions,
+    StepCommit,
+    StepOutcome,
+)
+from forkpoint.statestore.chain import root_hash
+from forkpoint.statestore.findings import Finding
+from forkpoint.statestore.records import (
+    CheckpointPolicy,
+    CheckpointRow,
+    Durability,
+    GenerationRow,
+    LogSlice,
+    ManifestRow,
+    NewSession,
+    NodeRow,
+    RequestKey,
+    SessionRow,
+    SessionState,
+    StoreMarker,
+    WorkflowRow,
+)
+from forkpoint.statestore.sqlite import (
+    checkpoints,
+    forks,
+    generations,
+    log,
+    marker,
+    nodes,
+    requests,
+    selfcheck,
+    sessions,
+    workflows,
+)
+from forkpoint.statestore.sqlite.connection import SqliteConnection
+from forkpoint.statestore.sqlite.tx import Tx
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class SqliteCatalog:
+    """See forkpoint.statestore.base.Catalog. `vfs` and `synchronous` are for tests of durability."""
+
+    def __init__(
+        self, path: Path, clock: Clock | None = None, *, vfs: str | None = None, synchronous: str = "FULL"
+    ) -> None:
+        self._connection = SqliteConnection(path, vfs, synchronous)
+        self._clock = clock or SystemClock()
+        self._marker: StoreMarker | None = None
+        self._root = b""
+
+    @property
+    def durability(self) -> Durability:
+        return Durability.LOCAL_FSYNC
+
+    @property
+    def marker(self) -> StoreMarker:
+        if self._marker is None:
+            raise StoreUnavailableError(str(self._connection.path), "it is not open")
+        return self._marker
+
+    async def open(self, marker: StoreMarker) -> None:
+        self._root = root_hash(marker)
+        await self._connection.run(self._open, marker)
+        self._marker = marker
+
+    def _open(self, ours: StoreMarker) -> None:
+        self._connection.connect()
+        with self._connection.transaction("BEGIN IMMEDIATE") as db:
+            stored = marker.read_or_create(db, ours)
+        if stored != ours:
+            raise StateIncompatibleError("store", str(stored), str(ours))
+
+    async def close(self) -> None:
+        await self._connection.close()
+
+    async def _write(self, work: Callable[Concatenate[Tx, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
+        return await self._connection.run(self._transact, "BEGIN IMMEDIATE", lambda tx: work(tx, *args, **kwargs))
+
+    async def _read(self, work: Callable[Concatenate[Tx, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
+        return await self._connection.run(self._transact, "BEGIN", lambda tx: work(tx, *args, **kwargs))
+
+    def _transact(self, begin: str, work: Callable[[Tx], T]) -> T:
+        with self._connection.transaction(begin) as db:
+            return work(Tx(db, self._clock.wall_us(), self._root))
+
+    # --- nodes -------------------------------------------------------------------------------------------------
+    async def register_node(self, node: NodeRow) -> None:
+        await self._write(nodes.register, node)
+
+    async def renew_lease(self, incarnation: str) -> int:
+        return await self._write(nodes.renew, incarnation)
+
+    async def remove_node(self, incarnation: str) -> None:
+        await self._write(nodes.remove, incarnation)
+
+    async def list_nodes(self) -> list[NodeRow]:
+        return await self._read(nodes.list_all)
+
+    # --- workflows ---------------------------------------------------------------------------------------------
+    async def create_workflow(self, row: WorkflowRow, request: RequestKey | None = None) -> WorkflowRow:
+        return await self._write(workflows.create, row, request)
+
+    async def get_workflow(self, workflow: str) -> WorkflowRow:
+        return await self._read(workflows.get, workflow)
+
+    async def list_workflows(self, after: str, limit: int) -> list[WorkflowRow]:
+        return await self._read(workflows.list_some, after, limit)
+
+    async def update_workflow(self, workflow: str, labels: dict[str, str], revision: int | None) -> WorkflowRow:
+        return await self._write(workflows.update, workflow, labels, revision)
+
+    async def delete_workflow(self, workflow: str) -> None:
+        await self._write(workflows.delete, workflow)
+
+    # --- sessions ----------------------------------------------------------------------------------------------
+    async def create_session(self, new: NewSession, request: RequestKey | None = None) -> tuple[SessionRow, bool]:
+        return await self._write(sessions.create, new, request)
+
+    async def get_session(self, name: SessionName) -> SessionRow:
+        return (await self._read(sessions.load, name)).row
+
+    async def list_sessions(
+        self, workflow: str | None, after: SessionName | None, limit: int, show_deleted: bool = False
+    ) -> list[SessionRow]:
+        return await self._read(sessions.list_some, workflow, after, limit, show_deleted)
+
+    async def list_owned(self, incarnation: str) -> list[SessionRow]:
+        return await self._read(sessions.list_owned, incarnation)
+
+    async def update_session(
+        self,
+        name: SessionName,
+        revision: int | None,
+        labels: dict[str, str] | None = None,
+        policy: CheckpointPolicy | None = None,
+        expire_us: int | None = None,
+    ) -> SessionRow:
+        return await self._write(sessions.update, name, revision, labels, policy, expire_us)
+
+    async def delete_session(self, name: SessionName, purge_us: int, request: RequestKey | None = None) -> SessionRow:
+        return await self._write(sessions.delete, name, purge_us, request)
+
+    async def undelete_session(self, name: SessionName) -> SessionRow:
+        return await self._write(sessions.undelete, name)
+
+    async def acquire(self, name: SessionName, incarnation: str, expected_epoch: int) -> SessionRow:
+        return await self._write(sessions.acquire, name, incarnation, expected_epoch)
+
+    async def release(self, name: SessionName, epoch: int, state: SessionState, reason: str = "") -> SessionRow:
+        return await self._write(sessions.release, name, epoch, state, reason)
+
+    async def note_numerics(
+        self, name: SessionName, epoch: int, numerics_ids: tuple[str, ...], exact: bool
+    ) -> SessionRow:
+        return await self._write(sessions.note_numerics, name, epoch, numerics_ids, exact)
+
+    # --- log and generations -----------------------------------------------------------------------------------
+    async def append(self, append: AppendTokens) -> AppendOutcome:
+        return await self._write(log.append, append)
+
+    async def begin_generation(self, begin: BeginGeneration) -> BeginOutcome:
+        return await self._write(generations.begin, begin)
+
+    async def commit_step(self, commits: Sequence[StepCommit]) -> list[StepOutcome]:
+        return await self._write(log.commit_step, commits)
+
+    async def open_generation(self, name: SessionName) -> GenerationRow | None:
+        return await self._read(generations.open_one, name)
+
+    async def get_generation(self, name: SessionName, generation: str) -> GenerationRow:
+        return await self._read(generations.get, name, generation)
+
+    async def list_generations(self, name: SessionName) -> list[GenerationRow]:
+        return await self._read(generations.list_own, name)
+
+    async def find_request(self, request: RequestKey) -> str | None:
+        return await self._read(requests.find_text, request)
+
+    async def read_log(self, name: SessionName, start: int, limit: int) -> LogSlice:
+        return await self._read(log.read, name, start, limit)
+
+    # --- forks -------------------------------------------------------------------------------------------------
+    async def fork(self, fork: ForkSessions) -> ForkOutcome:
+        return await self._write(forks.fork, fork)
+
+    async def rewind(
+        self, name: SessionName, epoch: int, position: int, request: RequestKey | None = None
+    ) -> tuple[SessionRow, bool]:
+        return await self._write(forks.rewind, name, epoch, position, request)
+
+    # --- checkpoints -------------------------------------------------------------------------------------------
+    async def put_checkpoint(
+        self, row: CheckpointRow, manifest: bytes, epoch: int, request: RequestKey | None = None
+    ) -> CheckpointRow:
+        return await self._write(checkpoints.put, row, manifest, epoch, request)
+
+    async def list_checkpoints(self, name: SessionName) -> list[CheckpointRow]:
+        return await self._read(checkpoints.list_own, name)
+
+    async def get_checkpoint(self, name: SessionName, checkpoint: str) -> tuple[CheckpointRow, bytes]:
+        return await self._read(checkpoints.get, name, checkpoint)
+
+    async def find_manifests(self, points: Sequence[tuple[int, bytes]]) -> list[ManifestRow]:
+        return await self._read(checkpoints.find_manifests, points)
+
+    async def list_manifests(self) -> list[ManifestRow]:
+        return await self._read(checkpoints.list_manifests)
+
+    # --- check -------------------------------------------------------------------------------------------------
+    async def self_check(self) -> list[Finding]:
+        """What only this backend can see (forkpoint.statestore.check calls it)."""
+        return await self._read(selfcheck.findings)

@@ -1,0 +1,126 @@
+"""The tables, in one place. docs/formats.md says what each column means."""
+
+from typing import Final
+
+SCHEMA_VERSION: Final = 1
+
+SCHEMA: Final = """
+CREATE TABLE meta (key TEXT PRIMARY KEY, value BLOB NOT NULL) STRICT, WITHOUT ROWID;
+
+CREATE TABLE nodes (
+    seq INTEGER PRIMARY KEY AUTOINCREMENT,
+    incarnation TEXT NOT NULL UNIQUE,
+    node TEXT NOT NULL,
+    address TEXT NOT NULL,
+    numerics_id TEXT NOT NULL,
+    counter INTEGER NOT NULL,
+    lock_path TEXT NOT NULL
+) STRICT;
+
+CREATE TABLE workflows (
+    workflow TEXT PRIMARY KEY,
+    labels TEXT NOT NULL,
+    create_us INTEGER NOT NULL,
+    update_us INTEGER NOT NULL,
+    delete_us INTEGER,
+    revision INTEGER NOT NULL
+) STRICT, WITHOUT ROWID;
+
+-- A branch's log begins at fork_position; what lies before is its parent's. `stop` is the head that it was left at.
+CREATE TABLE branches (
+    branch INTEGER PRIMARY KEY AUTOINCREMENT,
+    workflow TEXT NOT NULL,
+    parent INTEGER REFERENCES branches (branch),
+    fork_position INTEGER NOT NULL,
+    stop INTEGER
+) STRICT;
+
+CREATE TABLE sessions (
+    workflow TEXT NOT NULL REFERENCES workflows (workflow),
+    session TEXT NOT NULL,
+    branch INTEGER NOT NULL UNIQUE REFERENCES branches (branch),
+    state TEXT NOT NULL,
+    state_reason TEXT NOT NULL,
+    epoch INTEGER NOT NULL,
+    owner TEXT NOT NULL,
+    head INTEGER NOT NULL,
+    grid_hash BLOB NOT NULL,
+    tail BLOB NOT NULL,
+    rewound_from INTEGER NOT NULL,
+    open_generation TEXT,
+    parent TEXT,
+    fork_position INTEGER NOT NULL,
+    seed INTEGER NOT NULL,
+    every_tokens INTEGER NOT NULL,
+    on_turn_end INTEGER NOT NULL,
+    labels TEXT NOT NULL,
+    transient INTEGER NOT NULL,
+    exact INTEGER NOT NULL,
+    numerics_ids TEXT NOT NULL,
+    expire_us INTEGER,
+    create_us INTEGER NOT NULL,
+    update_us INTEGER NOT NULL,
+    delete_us INTEGER,
+    purge_us INTEGER,
+    revision INTEGER NOT NULL,
+    PRIMARY KEY (workflow, session)
+) STRICT, WITHOUT ROWID;
+CREATE INDEX sessions_by_owner ON sessions (owner) WHERE owner != '';
+
+CREATE TABLE log (
+    branch INTEGER NOT NULL,
+    start INTEGER NOT NULL,
+    record BLOB NOT NULL,
+    PRIMARY KEY (branch, start)
+) STRICT, WITHOUT ROWID;
+
+CREATE TABLE generations (
+    workflow TEXT NOT NULL,
+    session TEXT NOT NULL,
+    generation TEXT NOT NULL,
+    branch INTEGER NOT NULL,
+    request_id TEXT NOT NULL,
+    start INTEGER NOT NULL,
+    params TEXT NOT NULL,
+    finish TEXT,
+    stop INTEGER,
+    input_start INTEGER,
+    PRIMARY KEY (workflow, session, generation)
+) STRICT, WITHOUT ROWID;
+CREATE INDEX generations_by_branch ON generations (branch, start);
+
+CREATE TABLE checkpoints (
+    workflow TEXT NOT NULL,
+    session TEXT NOT NULL,
+    checkpoint TEXT NOT NULL,
+    branch INTEGER NOT NULL,
+    position INTEGER NOT NULL,
+    grid_position INTEGER NOT NULL,
+    chain_hash BLOB NOT NULL,
+    numerics_id TEXT NOT NULL,
+    automatic INTEGER NOT NULL,
+    create_us INTEGER NOT NULL,
+    PRIMARY KEY (workflow, session, checkpoint)
+) STRICT, WITHOUT ROWID;
+CREATE INDEX checkpoints_by_position ON checkpoints (workflow, session, position);
+
+CREATE TABLE manifests (
+    chain_hash BLOB NOT NULL,
+    grid_position INTEGER NOT NULL,
+    numerics_id TEXT NOT NULL,
+    manifest BLOB NOT NULL,
+    create_us INTEGER NOT NULL,
+    PRIMARY KEY (chain_hash, grid_position, numerics_id)
+) STRICT;
+
+CREATE TABLE requests (
+    caller TEXT NOT NULL,
+    workflow TEXT NOT NULL,
+    request_id TEXT NOT NULL,
+    digest BLOB NOT NULL,
+    result TEXT NOT NULL,
+    create_us INTEGER NOT NULL,
+    PRIMARY KEY (caller, workflow, request_id)
+) STRICT, WITHOUT ROWID;
+CREATE INDEX requests_by_age ON requests (create_us);
+"""

@@ -1,0 +1,275 @@
+"""Sessions: names that point at branches, with an owner, an epoch and a head."""
+
+import json
+from dataclasses import dataclass
+from typing import Any, Final
+
+from forkpoint.errors import AlreadyExistsError, EtagMismatchError, NotFoundError, PreconditionError
+from forkpoint.ids import SessionName
+from forkpoint.statestore.chain import HashChain
+from forkpoint.statestore.records import CheckpointPolicy, NewSession, RequestKey, SessionRow, SessionState
+from forkpoint.statestore.rowjson import dump, session_from_value, session_to_value
+from forkpoint.statestore.rules import check_epoch
+from forkpoint.statestore.sqlite import requests, workflows
+from forkpoint.statestore.sqlite.tx import Tx
+
+_COLUMNS: Final = (
+    "workflow, session, branch, state, state_reason, epoch, owner, head, grid_hash, tail, rewound_from,"
+    " open_generation, parent, fork_position, seed, every_tokens, on_turn_end, labels, transient, exact, numerics_ids,"
+    " expire_us, create_us, update_us, delete_us, purge_us, revision"
+)
+_BY_NAME: Final = "WHERE workflow = ? AND session = ?"
+
+
+@dataclass(frozen=True, slots=True)
+class StoredSession:
+    """A session row with what only the store needs."""
+
+    row: SessionRow
+    branch: int
+    chain: HashChain
+    rewound_from: int
+    """The highest head that a rewind gave up."""
+    open_generation: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Birth:
+    """Where a new session begins: a new branch's parent and position, and what it inherits."""
+
+    parent_branch: int | None
+    chain: HashChain
+    parent: SessionName | None = None
+    exact: bool = True
+    numerics_ids: tuple[str, ...] = ()
+
+
+def load(tx: Tx, name: SessionName) -> StoredSession:
+    """The session, deleted or not. Raises NotFoundError."""
+    row = tx.one(f"SELECT {_COLUMNS} FROM sessions {_BY_NAME}", name.workflow, name.session)
+    if row is None:
+        raise NotFoundError(str(name))
+    return _stored(row)
+
+
+def live(tx: Tx, name: SessionName) -> StoredSession:
+    """The session unless it is deleted. Raises NotFoundError."""
+    stored = load(tx, name)
+    if stored.row.state is SessionState.DELETED:
+        raise NotFoundError(str(name), "is deleted")
+    return stored
+
+
+def create(tx: Tx, new: NewSession, request: RequestKey | None) -> tuple[SessionRow, bool]:
+    """Catalog.create_session."""
+    answer = requests.find(tx, request)
+    if answer is not None:
+        return session_from_value(answer), True
+    row = insert(tx, new, Birth(None, HashChain(0, tx.root)))
+    requests.store(tx, request, session_to_value(row))
+    return row, False
+
+
+def insert(tx: Tx, new: NewSession, birth: Birth) -> SessionRow:
+    """A session on a branch of its own. Raises AlreadyExistsError; NotFoundError for the workflow."""
+    name, chain = new.name, birth.chain
+    workflows.get(tx, name.workflow)
+    if tx.one(f"SELECT 1 FROM sessions {_BY_NAME}", name.workflow, name.session):
+        raise AlreadyExistsError(str(name))
+    branch = add_branch(tx, name.workflow, birth.parent_branch, chain.position)
+    tx.run(
+        f"INSERT INTO sessions ({_COLUMNS}) VALUES ({', '.join('?' * 27)})",
+        name.workflow,
+        name.session,
+        branch,
+        SessionState.ACTIVE.value,
+        "",
+        0,
+        "",
+        chain.position,
+        chain.grid_hash,
+        chain.tail,
+        0,
+        None,
+        None if birth.parent is None else birth.parent.session,
+        chain.position,
+        new.seed,
+        new.policy.every_tokens,
+        int(new.policy.on_turn_end),
+        dump(new.labels),
+        int(new.transient),
+        int(birth.exact),
+        dump(list(birth.numerics_ids)),
+        new.expire_us,
+        tx.now_us,
+        tx.now_us,
+        None,
+        None,
+        1,
+    )
+    return load(tx, name).row
+
+
+def add_branch(tx: Tx, workflow: str, parent: int | None, fork_position: int) -> int:
+    """A new, empty branch; returns its id."""
+    tx.run("INSERT INTO branches (workflow, parent, fork_position) VALUES (?, ?, ?)", workflow, parent, fork_position)
+    return tx.db.last_insert_rowid()
+
+
+def list_some(
+    tx: Tx, workflow: str | None, after: SessionName | None, limit: int, show_deleted: bool
+) -> list[SessionRow]:
+    """Catalog.list_sessions."""
+    where, values = ["1"], list[Any]()
+    if workflow is not None:
+        where.append("workflow = ?")
+        values.append(workflow)
+    if after is not None:
+        where.append("(workflow, session) > (?, ?)")
+        values += [after.workflow, after.session]
+    if not show_deleted:
+        where.append("state != 'DELETED'")
+    sql = f"SELECT {_COLUMNS} FROM sessions WHERE {' AND '.join(where)} ORDER BY workflow, session LIMIT ?"
+    return [_stored(row).row for row in tx.rows(sql, *values, limit)]
+
+
+def list_owned(tx: Tx, incarnation: str) -> list[SessionRow]:
+    """Catalog.list_owned."""
+    if incarnation == "":
+        return []
+    sql = (
+        f"SELECT {_COLUMNS} FROM sessions WHERE owner = ? AND owner != '' AND state != 'DELETED'"
+        " ORDER BY update_us DESC, workflow, session"
+    )
+    return [_stored(row).row for row in tx.rows(sql, incarnation)]
+
+
+def update(
+    tx: Tx,
+    name: SessionName,
+    revision: int | None,
+    labels: dict[str, str] | None,
+    policy: CheckpointPolicy | None,
+    expire_us: int | None,
+) -> SessionRow:
+    """Catalog.update_session."""
+    row = live(tx, name).row
+    if revision is not None and revision != row.revision:
+        raise EtagMismatchError(str(name), str(row.revision))
+    policy = policy or row.policy
+    return _change(
+        tx,
+        name,
+        "labels = ?, every_tokens = ?, on_turn_end = ?, expire_us = ?, revision = revision + 1",
+        dump(row.labels if labels is None else labels),
+        policy.every_tokens,
+        int(policy.on_turn_end),
+        row.expire_us if expire_us is None else expire_us,
+    )
+
+
+def delete(tx: Tx, name: SessionName, purge_us: int, request: RequestKey | None) -> SessionRow:
+    """Catalog.delete_session."""
+    answer = requests.find(tx, request)
+    if answer is not None:
+        return session_from_value(answer)
+    stored = live(tx, name)
+    if stored.open_generation is not None:
+        tx.run(
+            f"UPDATE generations SET finish = 'CANCELLED', stop = ? {_BY_NAME} AND generation = ?",
+            stored.row.head,
+            name.workflow,
+            name.session,
+            stored.open_generation,
+        )
+    row = _change(
+        tx,
+        name,
+        "state = 'DELETED', state_reason = '', owner = '', epoch = epoch + 1, open_generation = NULL,"
+        " delete_us = ?, purge_us = ?, revision = revision + 1",
+        tx.now_us,
+        purge_us,
+    )
+    requests.store(tx, request, session_to_value(row))
+    return row
+
+
+def undelete(tx: Tx, name: SessionName) -> SessionRow:
+    """Catalog.undelete_session."""
+    row = load(tx, name).row
+    workflows.get(tx, name.workflow)
+    if row.state is not SessionState.DELETED:
+        raise PreconditionError(f"{name} is not deleted")
+    return _change(tx, name, "state = 'PAUSED', delete_us = NULL, purge_us = NULL, revision = revision + 1")
+
+
+def acquire(tx: Tx, name: SessionName, incarnation: str, expected_epoch: int) -> SessionRow:
+    """Catalog.acquire."""
+    check_epoch(name, expected_epoch, live(tx, name).row.epoch)
+    return _change(tx, name, "owner = ?, epoch = epoch + 1, state = 'ACTIVE', state_reason = ''", incarnation)
+
+
+def release(tx: Tx, name: SessionName, epoch: int, state: SessionState, reason: str) -> SessionRow:
+    """Catalog.release."""
+    check_epoch(name, epoch, live(tx, name).row.epoch)
+    if state is SessionState.DELETED:
+        raise PreconditionError("a session is deleted by delete_session only")
+    return _change(tx, name, "owner = '', state = ?, state_reason = ?", state.value, reason)
+
+
+def note_numerics(tx: Tx, name: SessionName, epoch: int, numerics_ids: tuple[str, ...], exact: bool) -> SessionRow:
+    """Catalog.note_numerics."""
+    check_epoch(name, epoch, live(tx, name).row.epoch)
+    return _change(tx, name, "numerics_ids = ?, exact = ?", dump(list(numerics_ids)), int(exact))
+
+
+def _change(tx: Tx, name: SessionName, assignments: str, *values: Any) -> SessionRow:
+    tx.run(
+        f"UPDATE sessions SET {assignments}, update_us = ? {_BY_NAME}", *values, tx.now_us, name.workflow, name.session
+    )
+    return load(tx, name).row
+
+
+def _stored(row: tuple[Any, ...]) -> StoredSession:
+    (
+        workflow,
+        session,
+        branch,
+        state,
+        state_reason,
+        epoch,
+        owner,
+        head,
+        grid_hash,
+        tail,
+        rewound_from,
+        open_generation,
+    ) = row[:12]
+    (parent, fork_position, seed, every_tokens, on_turn_end, labels, transient, exact, numerics_ids, *times) = row[12:]
+    expire_us, create_us, update_us, delete_us, purge_us, revision = times
+    chain = HashChain(head, grid_hash, tail)
+    public = SessionRow(
+        name=SessionName(workflow, session),
+        branch=str(branch),
+        state=SessionState(state),
+        state_reason=state_reason,
+        head=head,
+        head_hash=chain.head_hash(),
+        epoch=epoch,
+        owner=owner,
+        parent=None if parent is None else SessionName(workflow, parent),
+        fork_position=fork_position,
+        seed=seed,
+        policy=CheckpointPolicy(every_tokens, bool(on_turn_end)),
+        labels=json.loads(labels),
+        transient=bool(transient),
+        exact=bool(exact),
+        numerics_ids=tuple(json.loads(numerics_ids)),
+        expire_us=expire_us,
+        create_us=create_us,
+        update_us=update_us,
+        delete_us=delete_us,
+        purge_us=purge_us,
+        revision=revision,
+    )
+    return StoredSession(public, branch, chain, rewound_from, open_generation)
