@@ -34,6 +34,7 @@ class ModelConfig:
     kda_heads: int
     kda_key_dim: int
     kda_value_dim: int
+    """From `linear_attn_config.value_head_dim`, an extension of ours: published models have `head_dim` for both."""
     gate_lower_bound: float | None
     """None: `-exp(A_log)·softplus(z)`; L < 0: `L·sigmoid(exp(A_log)·z)`."""
     full_rank_gate: bool
@@ -117,7 +118,6 @@ class ModelConfig:
             layer_kinds=_layer_kinds(layers, linear),
             kda_heads=linear.integer("num_heads"),
             kda_key_dim=key_dim,
-            # An extension of ours: published models have value dim = key dim, and tests want them apart.
             kda_value_dim=linear.integer("value_head_dim", key_dim),
             gate_lower_bound=bound,
             full_rank_gate=linear.flag("use_full_rank_gate"),

@@ -11,7 +11,7 @@ from forkpoint.model.config import CONV_TAPS
 from forkpoint.model.layout import StateDtypes, StateLayout
 from forkpoint.parts import PartSpec
 
-__all__ = ["TORCH_DTYPES", "StateDtypes", "StateLayout", "StateTensors"]
+__all__ = ["POISON_INT32", "TORCH_DTYPES", "StateDtypes", "StateLayout", "StateTensors"]
 
 TORCH_DTYPES: Final = {
     "float32": torch.float32,

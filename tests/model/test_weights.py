@@ -9,6 +9,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from forkpoint.model.config import ModelConfig
+from forkpoint.model.decoder import HybridDecoder
 from forkpoint.model.weights import WeightsError, check_weights, expected_tensors, model_digest, read_tensors
 from tests.support.model_folder import published_tensors, write_folder, write_shards
 from tests.support.random_model import random_model
@@ -102,6 +103,14 @@ def test_tied_embeddings_have_no_head_of_their_own() -> None:
     assert "lm_head.weight" not in weights
     with pytest.raises(WeightsError, match=r"lm_head\.weight is unexpected"):
         check_weights(config, weights | {"lm_head.weight": weights["model.embed_tokens.weight"]})
+
+
+def test_a_decoder_takes_no_weights_of_another_model(model: Model) -> None:
+    config, weights = model
+    other, _ = random_model("bounded", hidden_size=48)
+    with pytest.raises(WeightsError, match="has shape"):
+        HybridDecoder(other, weights)
+    HybridDecoder(config, weights)
 
 
 def test_a_folder_without_weights_is_refused(tmp_path: Path) -> None:
