@@ -43,7 +43,7 @@ class CreateSessionRequest(_message.Message):
     """the session's sampling seed; unset: drawn at random and stored"""
     @_builtins.property
     def session(self) -> _session_pb2.Session:
-        """checkpoint_policy, labels, transient"""
+        """checkpoint_policy, expiration, labels, transient"""
 
     def __init__(
         self,
@@ -165,8 +165,9 @@ class UpdateSessionRequest(_message.Message):
 
     @_builtins.property
     def update_mask(self) -> _field_mask_pb2.FieldMask:
-        """Of labels, checkpoint_policy, checkpoint_policy.every_tokens, checkpoint_policy.on_turn_end. Unset: the ones that
-        are set in `session`. A path named here and unset there is cleared.
+        """Of labels, expire_time, ttl, checkpoint_policy, checkpoint_policy.every_tokens, checkpoint_policy.on_turn_end.
+        Unset: the ones that are set in `session`. A path named here and unset there goes back to its default; an
+        expiration can be moved, not taken away.
         """
 
     def __init__(
@@ -763,7 +764,7 @@ class ForkRequest(_message.Message):
 
     @_builtins.property
     def ttl(self) -> _duration_pb2.Duration:
-        """not supported yet"""
+        """the children delete themselves after it"""
 
     def __init__(
         self,

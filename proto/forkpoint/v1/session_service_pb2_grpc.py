@@ -165,7 +165,7 @@ class SessionServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def UpdateSession(self, request, context):
-        """Changes labels or the checkpoint policy. ABORTED / ETAG_MISMATCH when session.etag is set and stale.
+        """Changes labels, checkpoint policy or expiration. ABORTED / ETAG_MISMATCH when session.etag is set and stale.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -48,7 +48,7 @@ class SessionServiceStub:
     ListSessions: _grpc.UnaryUnaryMultiCallable[_session_service_pb2.ListSessionsRequest, _session_service_pb2.ListSessionsResponse]
     """Ascending by name. `workflows/-` lists across workflows."""
     UpdateSession: _grpc.UnaryUnaryMultiCallable[_session_service_pb2.UpdateSessionRequest, _session_pb2.Session]
-    """Changes labels or the checkpoint policy. ABORTED / ETAG_MISMATCH when session.etag is set and stale."""
+    """Changes labels, checkpoint policy or expiration. ABORTED / ETAG_MISMATCH when session.etag is set and stale."""
     DeleteSession: _grpc.UnaryUnaryMultiCallable[_session_service_pb2.DeleteSessionRequest, _session_pb2.Session]
     """Hides the name; ends a running generation; never deletes descendants. UndeleteSession until purge_time."""
     UndeleteSession: _grpc.UnaryUnaryMultiCallable[_session_service_pb2.UndeleteSessionRequest, _session_pb2.Session]
@@ -98,7 +98,7 @@ class SessionServiceAsyncStub(SessionServiceStub):
     ListSessions: _aio.UnaryUnaryMultiCallable[_session_service_pb2.ListSessionsRequest, _session_service_pb2.ListSessionsResponse]  # type: ignore[assignment]
     """Ascending by name. `workflows/-` lists across workflows."""
     UpdateSession: _aio.UnaryUnaryMultiCallable[_session_service_pb2.UpdateSessionRequest, _session_pb2.Session]  # type: ignore[assignment]
-    """Changes labels or the checkpoint policy. ABORTED / ETAG_MISMATCH when session.etag is set and stale."""
+    """Changes labels, checkpoint policy or expiration. ABORTED / ETAG_MISMATCH when session.etag is set and stale."""
     DeleteSession: _aio.UnaryUnaryMultiCallable[_session_service_pb2.DeleteSessionRequest, _session_pb2.Session]  # type: ignore[assignment]
     """Hides the name; ends a running generation; never deletes descendants. UndeleteSession until purge_time."""
     UndeleteSession: _aio.UnaryUnaryMultiCallable[_session_service_pb2.UndeleteSessionRequest, _session_pb2.Session]  # type: ignore[assignment]
@@ -169,7 +169,7 @@ class SessionServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _session_service_pb2.UpdateSessionRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_session_pb2.Session, _abc.Awaitable[_session_pb2.Session]]:
-        """Changes labels or the checkpoint policy. ABORTED / ETAG_MISMATCH when session.etag is set and stale."""
+        """Changes labels, checkpoint policy or expiration. ABORTED / ETAG_MISMATCH when session.etag is set and stale."""
 
     @_abc_1.abstractmethod
     def DeleteSession(

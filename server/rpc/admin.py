@@ -1,0 +1,60 @@
+"""AdminService."""
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+from forkpoint.errors import InvalidFieldError, NotFoundError
+from forkpoint.ids import check_id
+from forkpoint.proto.forkpoint.v1 import admin_pb2 as pb
+from forkpoint.proto.forkpoint.v1.admin_pb2_grpc import AdminServiceServicer
+from forkpoint.proto.forkpoint.v1.session_pb2 import Session
+from forkpoint.server.rpc import responses
+from forkpoint.server.rpc.errors import MethodNotImplementedError
+from forkpoint.server.rpc.paging import cut_page, page_size, page_start
+from forkpoint.server.session.api import SessionNode
+
+
+class Admin(AdminServiceServicer):
+    """Reads nodes. What moves or collects things is not built yet."""
+
+    def __init__(self, node: SessionNode) -> None:
+        self._node = node
+
+    async def ListNodes(self, request: pb.ListNodesRequest, context: Any) -> pb.ListNodesResponse:
+        after = page_start(request.page_token, "nodes")
+        size = page_size(request.page_size)
+        rows = [responses.node(row) for row in await self._node.list_nodes()]
+        known = [row.incarnation for row in rows]
+        if after and after not in known:
+            raise InvalidFieldError("page_token", "its node is gone: list again from the start")
+        left = rows[known.index(after) + 1 :] if after else rows
+        page, token = cut_page(left, size, lambda node: node.incarnation, "nodes")
+        return pb.ListNodesResponse(nodes=page, next_page_token=token)
+
+    async def GetNode(self, request: pb.GetNodeRequest, context: Any) -> pb.Node:
+        collection, _, node = request.name.partition("/")
+        if collection != "nodes":
+            raise InvalidFieldError("name", f"{request.name!r} is no node name: expected nodes/N")
+        check_id(node, "name")
+        for row in reversed(await self._node.list_nodes()):
+            if row.node == node:
+                return responses.node(row)
+        raise NotFoundError(request.name)
+
+    def WatchNodes(self, request: pb.WatchNodesRequest, context: Any) -> AsyncIterator[pb.NodeEvent]:
+        raise MethodNotImplementedError("AdminService.WatchNodes")
+
+    def MigrateSession(self, request: pb.MigrateSessionRequest, context: Any) -> AsyncIterator[pb.MigrateProgress]:
+        raise MethodNotImplementedError("AdminService.MigrateSession")
+
+    def DrainNode(self, request: pb.DrainNodeRequest, context: Any) -> AsyncIterator[pb.DrainProgress]:
+        raise MethodNotImplementedError("AdminService.DrainNode")
+
+    async def UndrainNode(self, request: pb.UndrainNodeRequest, context: Any) -> pb.Node:
+        raise MethodNotImplementedError("AdminService.UndrainNode")
+
+    def CollectGarbage(self, request: pb.CollectGarbageRequest, context: Any) -> AsyncIterator[pb.GcProgress]:
+        raise MethodNotImplementedError("AdminService.CollectGarbage")
+
+    async def ReleaseQuarantine(self, request: pb.ReleaseQuarantineRequest, context: Any) -> Session:
+        raise MethodNotImplementedError("AdminService.ReleaseQuarantine")

@@ -1,0 +1,119 @@
+"""Answers that are streams: a relay that reads ahead by one, keeps the line alive, and ends on drain.
+
+A relay frees its source when the client goes away, however it goes. gRPC cancels a handler whose client closed or
+died, as soon as the transport tells it; versions differ in whether a stream that nobody reads is told. So a relay also
+asks for itself, every second, and its heartbeats make a dead transport fail.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any, Generic, Protocol, TypeVar
+
+from forkpoint.errors import NodeDrainingError
+from forkpoint.limits import HEARTBEAT_SECONDS
+
+T = TypeVar("T")
+LOOK_SECONDS = 1.0
+"""How often a relay looks whether its client is still there."""
+
+
+class Drain:
+    """One-way switch: the node is going away."""
+
+    def __init__(self, node: str) -> None:
+        self.node = node
+        self._started = asyncio.Event()
+
+    @property
+    def started(self) -> bool:
+        """Whether the node is draining."""
+        return self._started.is_set()
+
+    def start(self) -> None:
+        """Refuse new calls and end streams. Idempotent."""
+        self._started.set()
+
+    async def wait(self) -> None:
+        """Return when the drain starts."""
+        await self._started.wait()
+
+
+class Call(Protocol):
+    """What a relay needs of gRPC's servicer context."""
+
+    def done(self) -> bool:
+        """Whether the call is over."""
+        ...
+
+
+class Source(Generic[T]):
+    """Messages of one stream, with what the relay sends or says while there are none. Subclasses override the last
+    two."""
+
+    def __init__(self, messages: AsyncIterator[T]) -> None:
+        self.messages = messages
+
+    def heartbeat(self) -> T | None:
+        """A message that says the stream is alive; None: this stream has no such message."""
+        return None
+
+    def cursor(self) -> int | None:
+        """The position to resume from; None: this stream can't be resumed."""
+        return None
+
+
+async def _next(messages: AsyncIterator[T]) -> T:
+    return await anext(messages)
+
+
+async def relay(
+    source: Source[T],
+    write: Callable[[T], Awaitable[None]],
+    call: Call,
+    drain: Drain,
+    heartbeat_seconds: float = HEARTBEAT_SECONDS,
+) -> None:
+    """Write the source's messages until it ends or the client is gone. Raises what the source raises, and
+    NodeDrainingError, with the source's cursor, when the node drains. The source is closed in every case."""
+    loop = asyncio.get_running_loop()
+    idle_since = loop.time()
+    draining = loop.create_task(drain.wait())  # owner: this function, which cancels it below
+    pending: asyncio.Task[T] | None = None
+    try:
+        while True:
+            if pending is None:
+                pending = loop.create_task(_next(source.messages))  # owner: this function, as above
+            look = min(LOOK_SECONDS, heartbeat_seconds)
+            await asyncio.wait((pending, draining), timeout=look, return_when=asyncio.FIRST_COMPLETED)
+            if pending.done():
+                finished, pending = pending, None
+                try:
+                    message = finished.result()
+                except StopAsyncIteration:
+                    return
+                await write(message)
+                idle_since = loop.time()
+            if draining.done():
+                raise NodeDrainingError(drain.node, source.cursor())
+            if pending is None:
+                continue
+            if call.done():
+                return
+            if loop.time() - idle_since >= heartbeat_seconds:
+                beat = source.heartbeat()
+                if beat is not None:
+                    await write(beat)
+                idle_since = loop.time()
+    finally:
+        await _end(pending, draining)
+        close = getattr(source.messages, "aclose", None)
+        if close is not None:
+            await close()
+
+
+async def _end(*tasks: "asyncio.Task[Any] | None") -> None:
+    """Cancel tasks and wait until they are over, so that none is left in the source when it is closed."""
+    left = [task for task in tasks if task is not None]
+    for task in left:
+        task.cancel()
+    await asyncio.gather(*left, return_exceptions=True)
