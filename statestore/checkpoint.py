@@ -70,6 +70,8 @@ class CheckpointStore:
     def __init__(self, catalog: Catalog, blobs: BlobStore) -> None:
         self._catalog = catalog
         self._blobs = blobs
+        self._damaged: set[str] = set()
+        """Blobs that a load found damaged: the next save of the same bytes heals them instead of sharing them."""
 
     async def save(
         self,
@@ -119,6 +121,11 @@ class CheckpointStore:
             raise ValueError(f"part {spec.name} has {size} bytes, its spec needs {spec.nbytes}")
         async with gate:
             digest = await asyncio.to_thread(digest_of, data)
+            if digest in self._damaged:
+                frame = await asyncio.to_thread(encode, data)
+                await self._blobs.replace(digest, frame)
+                self._damaged.discard(digest)
+                return SavedPart(spec, digest, False, len(frame))
             if await self._blobs.has(digest):
                 return SavedPart(spec, digest, True, 0)
             frame = await asyncio.to_thread(encode, data)
@@ -143,6 +150,7 @@ class CheckpointStore:
         async with aclosing(fetched):
             async for part, raw in fetched:
                 if isinstance(raw, BlobError):
+                    self._note(part, raw)
                     raise raw
                 yield part.spec, raw
 
@@ -154,7 +162,12 @@ class CheckpointStore:
         fetched = fetch_ahead(self._blobs, unseal(manifest).parts)
         async with aclosing(fetched):
             async for part, raw in fetched:
+                self._note(part, raw)
                 yield PartCheck(part.spec, part.digest, str(raw) if isinstance(raw, BlobError) else None)
+
+    def _note(self, part: ManifestPart, found: bytes | BlobError) -> None:
+        if isinstance(found, BlobDamagedError):
+            self._damaged.add(part.digest)
 
 
 async def fetch_ahead(
