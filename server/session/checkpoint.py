@@ -1,0 +1,133 @@
+"""Checkpoints: captured between steps, written in the background, never in the way of decoding."""
+
+import logging
+from dataclasses import dataclass, field
+
+from forkpoint.errors import ForkpointError
+from forkpoint.ids import SessionName, new_id
+from forkpoint.server.engine.base import Capture
+from forkpoint.server.session.changes import Signal
+from forkpoint.server.session.core import NodeCore
+from forkpoint.server.session.live import LiveSession
+from forkpoint.statestore.checkpoint import SavedCheckpoint
+from forkpoint.statestore.records import RequestKey
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Captured:
+    """A state in memory of its own, with what its manifest says."""
+
+    session: SessionName
+    epoch: int
+    position: int
+    chain_hash: bytes
+    numerics_ids: tuple[str, ...]
+    state: Capture
+
+
+@dataclass(slots=True)
+class Lane:
+    """One session's writes: one in flight, and the newest that waits."""
+
+    waiting: Captured | None = None
+    done: Signal = field(default_factory=Signal)
+
+
+class Checkpointer:
+    """Takes captures in the engine thread and stores them. A failure is counted and logged: the log is the truth."""
+
+    def __init__(self, core: NodeCore) -> None:
+        self._core = core
+        self._lanes: dict[SessionName, Lane] = {}
+
+    async def capture_if_due(self, live: LiveSession) -> None:
+        """The cadence: exactly when `consumed` is a multiple of the session's every_tokens."""
+        every = live.row.policy.every_tokens
+        if every > 0 and live.sequence is not None and live.consumed > 0 and live.consumed % every == 0:
+            await self.capture(live)
+
+    async def capture(self, live: LiveSession) -> None:
+        """Between steps: capture a resident session and write it in the background, unless the store has it."""
+        chain = live.chain
+        if live.sequence is None or chain is None or chain.grid_position == 0:
+            return
+        if chain.grid_position in live.known_grids:
+            return
+        captured = await self.take(live)
+        live.known_grids.add(captured.state.grid_position)
+        lane = self._lanes.get(live.name)
+        if lane is None:
+            lane = self._lanes[live.name] = Lane(captured)
+            self._core.tasks.spawn(self._write(live, lane), f"checkpoint {live.name}")
+            return
+        if lane.waiting is not None:
+            live.known_grids.discard(lane.waiting.state.grid_position)
+            self._core.counters.checkpoints_skipped += 1
+        lane.waiting = captured
+
+    async def take(self, live: LiveSession, position: int | None = None) -> Captured:
+        """Between steps: the state at the last grid point, as checkpoint of `position` (None: what is consumed)."""
+        assert live.sequence is not None and live.chain is not None
+        chain_hash, consumed = live.chain.grid_hash, live.consumed
+        state = await self._core.engine.capture(live.sequence)
+        at = consumed if position is None else position
+        return Captured(live.name, live.epoch, at, chain_hash, self._numerics(live), state)
+
+    async def save(
+        self, captured: Captured, checkpoint: str, automatic: bool, request: RequestKey | None = None
+    ) -> SavedCheckpoint:
+        """Store it; raises what the store raises."""
+        facts = self._core.engine.facts
+        saved = await self._core.checkpoints.save(
+            session=captured.session,
+            epoch=captured.epoch,
+            checkpoint=checkpoint,
+            position=captured.position,
+            grid_position=captured.state.grid_position,
+            chain_hash=captured.chain_hash,
+            numerics_ids=captured.numerics_ids,
+            model_digest=facts.model_digest,
+            tokenizer_digest=facts.tokenizer_digest,
+            layout=facts.layout_tag,
+            parts=captured.state.parts,
+            automatic=automatic,
+            request=request,
+        )
+        counters = self._core.counters
+        counters.checkpoints_written += 1
+        counters.checkpoint_bytes_stored += saved.bytes_stored
+        counters.checkpoint_bytes_shared += saved.bytes_shared
+        return saved
+
+    async def settle(self, live: LiveSession) -> None:
+        """Until nothing of the session is being written."""
+        while (lane := self._lanes.get(live.name)) is not None:
+            await lane.done.wait()
+
+    async def _write(self, live: LiveSession, lane: Lane) -> None:
+        try:
+            while lane.waiting is not None:
+                captured, lane.waiting = lane.waiting, None
+                await self._write_one(live, captured)
+        finally:
+            del self._lanes[live.name]
+            lane.done.fire()
+
+    async def _write_one(self, live: LiveSession, captured: Captured) -> None:
+        grid = captured.state.grid_position
+        try:
+            await self.save(captured, new_id("c"), automatic=True)
+        except Exception as error:
+            self._core.counters.checkpoints_failed += 1
+            live.known_grids.discard(grid)
+            known = isinstance(error, ForkpointError)
+            log.warning("checkpoint of %s at %d was not written: %s", live.name, grid, error, exc_info=not known)
+        else:
+            live.last_grid = max(live.last_grid, grid)
+
+    def _numerics(self, live: LiveSession) -> tuple[str, ...]:
+        """Our id first, then the others that the state passed through."""
+        ours = self._core.engine.facts.numerics_id
+        return (ours, *(numerics for numerics in live.numerics_ids if numerics != ours))

@@ -1,0 +1,85 @@
+"""Checkpoints as callers ask for them."""
+
+from collections.abc import AsyncIterator
+
+from forkpoint.ids import SessionName, check_id, new_id
+from forkpoint.server.session.api import CheckpointPart, CheckpointView, VerifiedPart
+from forkpoint.server.session.checkpoint import Captured, Checkpointer
+from forkpoint.server.session.claims import Claims
+from forkpoint.server.session.live import LiveSession
+from forkpoint.server.session.loop import StepLoop
+from forkpoint.server.session.writers import REPLAY_EPOCH
+from forkpoint.statestore.manifest import unseal
+from forkpoint.statestore.records import CheckpointRow, RequestKey
+
+
+class CheckpointCalls:
+    """Create, get, list, verify."""
+
+    def __init__(self, claims: Claims, loop: StepLoop, checkpointer: Checkpointer) -> None:
+        self._claims = claims
+        self._core = claims.core
+        self._loop = loop
+        self._checkpointer = checkpointer
+
+    async def create(self, name: SessionName, checkpoint: str, request: RequestKey | None) -> CheckpointView:
+        """Pin the session's position; its state at the last grid point is stored when this returns."""
+        if checkpoint:
+            check_id(checkpoint, "checkpoint_id")
+        checkpoint = checkpoint or new_id("c")
+        async with self._claims.request(request) as stored:
+            if stored:
+                row = CheckpointRow(name, checkpoint, 0, 0, b"", "", False, 0)
+                row = await self._core.catalog.put_checkpoint(row, b"", REPLAY_EPOCH, request)
+                return await self.get(name, row.checkpoint)
+            return await self._claims.owned(name, lambda live: self._create(live, checkpoint, request))
+
+    async def _create(self, live: LiveSession, checkpoint: str, request: RequestKey | None) -> CheckpointView:
+        captured: Captured | None = None
+        live.wanted += 1
+        try:
+            while captured is None:
+                # A generation stays one token behind its head: what the log holds now is enough.
+                behind = 1 if live.generation is not None else 0
+                await self._claims.at_head(live, live.head - behind)
+                captured = await self._loop.at_tick(lambda: self._take(live))
+        finally:
+            live.wanted -= 1
+            self._core.wake()
+        saved = await self._checkpointer.save(captured, checkpoint, automatic=False, request=request)
+        live.known_grids.add(captured.state.grid_position)
+        live.last_grid = max(live.last_grid, captured.state.grid_position)
+        view = self._view(saved.row, saved.manifest)
+        return CheckpointView(view.row, view.parts, view.numerics_ids, saved.bytes_stored, saved.bytes_shared)
+
+    async def _take(self, live: LiveSession) -> Captured | None:
+        """None when the session was parked since, or has grown by more than it consumed."""
+        if live.gone is not None:
+            raise live.gone
+        if live.sequence is None or live.chain is None or live.consumed < live.head - 1:
+            return None
+        if live.generation is None and live.consumed < live.head:
+            return None
+        return await self._checkpointer.take(live, live.head)
+
+    async def get(self, name: SessionName, checkpoint: str) -> CheckpointView:
+        """Raises NotFoundError."""
+        row, manifest = await self._core.catalog.get_checkpoint(name, checkpoint)
+        return self._view(row, manifest)
+
+    async def list(self, name: SessionName) -> list[CheckpointView]:
+        """Ascending by position, with their parts."""
+        rows = await self._core.catalog.list_checkpoints(name)
+        return [await self.get(name, row.checkpoint) for row in rows]
+
+    async def verify(self, name: SessionName, checkpoint: str) -> AsyncIterator[VerifiedPart]:
+        """Every part, fetched and compared with its digest."""
+        _, manifest = await self._core.catalog.get_checkpoint(name, checkpoint)
+        async for check in self._core.checkpoints.verify(manifest):
+            part = CheckpointPart(check.spec.name, check.spec.nbytes, check.digest)
+            yield VerifiedPart(part, check.problem or "")
+
+    def _view(self, row: CheckpointRow, manifest: bytes) -> CheckpointView:
+        found = unseal(manifest, f"{row.session}/checkpoints/{row.checkpoint}")
+        parts = tuple(CheckpointPart(part.spec.name, part.spec.nbytes, part.digest) for part in found.parts)
+        return CheckpointView(row, parts, found.numerics_ids, 0, 0)

@@ -1,0 +1,154 @@
+"""Claims on a session: one writer operation at a time, and how a running generation is brought to its end."""
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import TypeVar
+
+from forkpoint.errors import NodeDrainingError, StaleEpochError, StoreFullError, StoreUnavailableError
+from forkpoint.ids import SessionName
+from forkpoint.server.session.core import NodeCore
+from forkpoint.server.session.live import LiveSession, Place
+from forkpoint.server.session.logread import read_all
+from forkpoint.server.session.owner import NameLocks, Owners
+from forkpoint.server.session.settle import Settler
+from forkpoint.statestore.records import FinishReason, RequestKey
+
+T = TypeVar("T")
+
+
+class Claims:
+    """What every operation begins with: the request id, the ownership, the claim."""
+
+    def __init__(self, core: NodeCore, owners: Owners, settler: Settler) -> None:
+        self.core = core
+        self.owners = owners
+        self._settler = settler
+        self._requests = NameLocks()
+
+    @asynccontextmanager
+    async def request(self, key: RequestKey | None) -> AsyncIterator[bool]:
+        """Whether the call's result is stored already. Equal ids wait for one another, so that one executes.
+
+        Raises RequestIdReusedError; NodeDrainingError for a first execution on a node that is going away.
+        """
+        if key is None:
+            self.refuse_when_draining()
+            yield False
+            return
+        async with self._requests.hold((key.caller, key.workflow, key.request_id)):
+            stored = await self.core.catalog.find_request(key) is not None
+            if not stored:
+                self.refuse_when_draining()
+            yield stored
+
+    def refuse_when_draining(self) -> None:
+        """Raises NodeDrainingError."""
+        if self.core.draining:
+            raise NodeDrainingError(self.core.options.node)
+
+    async def owned(self, name: SessionName, act: Callable[[LiveSession], Awaitable[T]], resume: bool = False) -> T:
+        """Do `act` on a session of this node. When another node took it meanwhile, try to take it back once."""
+        for _ in range(2):
+            self.refuse_when_draining()
+            live = await self.owners.own(name, resume)
+            try:
+                if live.suspect:
+                    await self.refresh(live)
+                return await act(live)
+            except StaleEpochError:
+                await self._settler.lost(live)
+        raise await self.owners.relocating(name)
+
+    @asynccontextmanager
+    async def writing(self, live: LiveSession, operation: str) -> AsyncIterator[None]:
+        """The claim of an append or generate: busy is an error."""
+        live.begin_writer(operation)
+        try:
+            yield
+        except (StoreUnavailableError, StoreFullError):
+            live.suspect = True
+            raise
+        finally:
+            live.end_writer()
+
+    @asynccontextmanager
+    async def seized(self, live: LiveSession, operation: str, ending: FinishReason) -> AsyncIterator[None]:
+        """The claim of an operation that goes before others: waits for the writer of now, ends the generation."""
+        while live.writer:
+            await self._changed(live)
+        if live.gone is not None:
+            raise live.gone
+        live.writer = operation
+        try:
+            await self.end_generation(live, ending)
+            yield
+        finally:
+            live.end_writer()
+            self.core.wake()
+
+    async def end_generation(self, live: LiveSession, reason: FinishReason) -> None:
+        """Let the running generation end at the next token border; returns when that is durable."""
+        running = live.generation
+        if running is None:
+            return
+        running.ending = running.ending or reason
+        self.core.wake()
+        number = live.trouble[0]
+        while running.finish is None:
+            await self._changed(live)
+            later, error = live.trouble
+            if later != number and isinstance(error, (StoreUnavailableError, StoreFullError)):
+                running.ending = None
+                raise error
+
+    async def settled(self, live: LiveSession) -> None:
+        """Until no activation is running."""
+        while live.place is Place.RESTORING:
+            await self._changed(live)
+
+    async def at_head(self, live: LiveSession, position: int) -> None:
+        """Bring the state onto the engine and wait until it has consumed `position` tokens.
+
+        Raises the session's next failure.
+        """
+        number = live.trouble[0]
+        live.wanted += 1
+        self.core.wake()
+        try:
+            while live.place is not Place.RESIDENT or live.consumed < position:
+                await self._changed(live)
+                later, error = live.trouble
+                if later != number and error is not None:
+                    raise error
+        finally:
+            live.wanted -= 1
+
+    async def refresh(self, live: LiveSession) -> None:
+        """After a lost answer: take what the store holds and this node does not know. Raises StaleEpochError."""
+        if live.writer or not live.suspect:
+            return
+        live.writer = "refresh"
+        try:
+            row = await self.core.catalog.get_session(live.name)
+            if row.epoch != live.epoch:
+                raise StaleEpochError(str(live.name), live.epoch, row.epoch)
+            missed = await read_all(self.core.catalog, live.name, live.head, row.head)
+            for token, kind in zip(missed.token_ids, missed.kinds, strict=True):
+                live.grow((token,), kind, row.head_hash)
+            live.row = row
+            generation = await self.core.catalog.open_generation(live.name)
+            if generation is not None and live.generation is None:
+                await self.owners.adopt(live, generation)
+            live.wants_prefill = True
+            live.suspect = False
+        finally:
+            live.end_writer()
+        self.core.wake()
+
+    async def _changed(self, live: LiveSession) -> None:
+        """Until something changed; raises why the session left."""
+        if live.gone is not None:
+            raise live.gone
+        await live.changed.wait()
+        if live.gone is not None:
+            raise live.gone

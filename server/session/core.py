@@ -1,0 +1,88 @@
+"""What the parts of a node share."""
+
+import asyncio
+import logging
+from dataclasses import dataclass, field
+
+from forkpoint.clock import Clock
+from forkpoint.errors import ForkpointError
+from forkpoint.ids import SessionName
+from forkpoint.server.session.counters import Counters
+from forkpoint.server.session.engine_thread import EngineThread
+from forkpoint.server.session.live import LiveSession
+from forkpoint.server.session.options import NodeOptions
+from forkpoint.server.session.ports import TextCodec
+from forkpoint.server.session.tasks import TaskOwner
+from forkpoint.statestore.base import Catalog
+from forkpoint.statestore.checkpoint import CheckpointStore
+from forkpoint.statestore.records import StoreMarker
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class NodeCore:
+    """Ports, options, counters, and the sessions that this node owns."""
+
+    catalog: Catalog
+    checkpoints: CheckpointStore
+    engine: EngineThread
+    codec: TextCodec
+    options: NodeOptions
+    clock: Clock
+    incarnation: str
+    marker: StoreMarker
+    counters: Counters = field(default_factory=Counters)
+    tasks: TaskOwner = field(default_factory=TaskOwner)
+    lives: dict[SessionName, LiveSession] = field(default_factory=dict)
+    work: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when the loop has something to look at."""
+    draining: bool = False
+    _ticket: int = 0
+
+    def ticket(self) -> int:
+        """A number above all given before."""
+        self._ticket += 1
+        return self._ticket
+
+    def wake(self) -> None:
+        """Let the loop look for work."""
+        self.work.set()
+
+    def wake_in(self, seconds: float) -> None:
+        """Let the loop look for work later."""
+        asyncio.get_running_loop().call_later(seconds, self.work.set)
+
+    def back_off(self, live: LiveSession, error: Exception) -> None:
+        """Note a failure of one session: its readers see it, and it rests for a while, longer each time."""
+        live.failures += 1
+        delay = self.retry_delay(live.failures)
+        live.retry_at = self.clock.monotonic() + delay
+        self.counters.session_failures += 1
+        level = logging.WARNING if isinstance(error, ForkpointError) else logging.ERROR
+        log.log(level, "%s failed, next try in %.1f s: %s", live.name, delay, error, exc_info=level == logging.ERROR)
+        live.fail(error)
+        self.wake_in(delay)
+
+    def retry_delay(self, failures: int) -> float:
+        """Seconds to wait after so many failures in a row."""
+        return min(self.options.retry_most_seconds, self.options.retry_first_seconds * 2.0 ** min(failures - 1, 30))
+
+    def rests(self, live: LiveSession) -> bool:
+        """Whether a failure is too fresh to try again."""
+        return live.failures > 0 and self.clock.monotonic() < live.retry_at
+
+    async def free_sequence(self, live: LiveSession) -> None:
+        """Take the session off the engine, if it is on it."""
+        sequence, live.sequence = live.sequence, None
+        live.chain, live.needed_from, live.can_sample = None, None, False
+        if sequence is not None:
+            await self.engine.free(sequence)
+        self.wake()
+
+    async def drop(self, live: LiveSession, error: Exception) -> None:
+        """The node gives the session up: readers raise `error`, the slot is freed."""
+        if self.lives.get(live.name) is live:
+            del self.lives[live.name]
+        live.leave(error)
+        await self.free_sequence(live)

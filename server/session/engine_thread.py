@@ -1,0 +1,40 @@
+"""The one thread that touches the engine."""
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import ParamSpec, TypeVar
+
+from forkpoint.server.engine.base import Capacity, Capture, Engine
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class EngineThread:
+    """Calls run in the order in which they were made."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self.facts = engine.facts
+        self._executor = ThreadPoolExecutor(1, thread_name_prefix="engine")
+
+    async def call(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Run `function` in the engine thread. Cancelling the wait does not stop it."""
+        return await asyncio.get_running_loop().run_in_executor(self._executor, lambda: function(*args, **kwargs))
+
+    async def capacity(self) -> Capacity:
+        """Pool sizes now."""
+        return await self.call(self.engine.capacity)
+
+    async def capture(self, sequence: int) -> Capture:
+        """The state at the sequence's last grid point."""
+        return await self.call(self.engine.capture, sequence)
+
+    async def free(self, sequence: int) -> None:
+        """Give the sequence back."""
+        await self.call(self.engine.free, sequence)
+
+    def close(self) -> None:
+        """End the thread after its running call."""
+        self._executor.shutdown(wait=False, cancel_futures=True)

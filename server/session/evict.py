@@ -1,0 +1,158 @@
+"""Who is on the engine: admits waiting sessions, parks idle ones, drops fork images when room is short."""
+
+import logging
+from collections.abc import Iterable
+
+from forkpoint.errors import ForkpointError, NodeCapacityError, SessionRelocatingError, StaleEpochError
+from forkpoint.ids import SessionName
+from forkpoint.server.engine.base import Capacity
+from forkpoint.server.scheduler.admission import NodeRoom, Waiting, plan_admission
+from forkpoint.server.scheduler.policy import Idle, pages_for
+from forkpoint.server.session.checkpoint import Checkpointer
+from forkpoint.server.session.core import NodeCore
+from forkpoint.server.session.fork import ForkImages
+from forkpoint.server.session.live import LiveSession, Place
+from forkpoint.server.session.restore import Restorer
+
+log = logging.getLogger(__name__)
+
+
+class Residents:
+    """Runs between steps. Activations run in the background and attach what they restored when they are done."""
+
+    def __init__(self, core: NodeCore, checkpointer: Checkpointer, restorer: Restorer, images: ForkImages) -> None:
+        self._core = core
+        self._checkpointer = checkpointer
+        self._restorer = restorer
+        self._images = images
+        self._room_for: dict[SessionName, int] = {}
+        """Sessions whose activation has not taken its slot yet, with the pages it may take."""
+
+    def idle(self) -> list[Idle[SessionName]]:
+        """Resident sessions that want nothing now."""
+        return [
+            Idle(live.name, live.consumed, live.last_used)
+            for live in self._core.lives.values()
+            if live.place is Place.RESIDENT and not live.held and not _needs_engine(live)
+        ]
+
+    async def admit(self) -> None:
+        """Let waiting sessions in, as far as there is room, and make room for the next ones."""
+        waiting = list(self._waiting())
+        if not waiting:
+            return
+        plan = plan_admission(waiting, self.idle(), self._room(await self._core.engine.capacity()))
+        foreground = {w.key for w in waiting if w.foreground}
+        short = bool(foreground - set(plan.admit) - set(plan.never))
+        for name in plan.admit:
+            self._begin(self._core.lives[name])
+        for name in plan.never:
+            await self._refuse(self._core.lives[name])
+        if short and await self._images.drop_one():
+            self._core.wake()
+        elif short:
+            await self.park(plan.park)
+
+    async def park(self, names: Iterable[SessionName]) -> None:
+        """Checkpoint these and take them off the engine. What runs goes on when there is room again."""
+        for name in names:
+            live = self._core.lives.get(name)
+            if live is not None and live.place is Place.RESIDENT and not live.held:
+                await self.evict(live)
+                self._core.counters.parked += 1
+
+    async def relieve(self, names: Iterable[SessionName]) -> None:
+        """Pages are short: fork images go first, then these sessions."""
+        if not await self._images.drop_one():
+            await self.park(names)
+
+    async def rewarm(self) -> None:
+        """Sessions restored exactly at the head that are to sample: the row to sample from is not there, a restore
+        from below the head brings it."""
+        for live in list(self._core.lives.values()):
+            resident = live.place is Place.RESIDENT and not live.held
+            if resident and live.generation is not None and live.consumed == live.head and not live.can_sample:
+                live.will_sample = True
+                await self.discard(live)
+
+    async def evict(self, live: LiveSession) -> None:
+        """Capture the state, free the sequence; the checkpoint is written in the background."""
+        await self._checkpointer.capture(live)
+        live.place = Place.PARKED
+        live.waiting_since = self._core.ticket()
+        await self._core.free_sequence(live)
+
+    async def discard(self, live: LiveSession) -> None:
+        """Take it off the engine without a checkpoint."""
+        live.place = Place.PARKED
+        live.waiting_since = self._core.ticket()
+        await self._core.free_sequence(live)
+
+    def _waiting(self) -> Iterable[Waiting[SessionName]]:
+        for live in self._core.lives.values():
+            if live.place is Place.PARKED and not live.held and _needs_engine(live) and not self._core.rests(live):
+                foreground = live.generation is not None or live.wanted > 0
+                yield Waiting(live.name, live.name.workflow, live.head, self._since(live), foreground)
+
+    def _since(self, live: LiveSession) -> int:
+        if live.waiting_since == 0:
+            live.waiting_since = self._core.ticket()
+        return live.waiting_since
+
+    def _room(self, capacity: Capacity) -> NodeRoom:
+        """What is free less what running activations will take."""
+        slots = max(0, capacity.slots_free - len(self._room_for))
+        pages = max(0, capacity.pages_free - sum(self._room_for.values()))
+        return NodeRoom(capacity.slots_total, slots, capacity.pages_total, pages)
+
+    def _begin(self, live: LiveSession) -> None:
+        live.place = Place.RESTORING
+        self._room_for[live.name] = pages_for(live.head + 1)
+        self._core.tasks.spawn(self._activate(live), f"activate {live.name}")
+
+    async def _activate(self, live: LiveSession) -> None:
+        """Bring the session's state onto the engine."""
+        try:
+            await self._checkpointer.settle(live)
+            if not await self._images.use(live):
+                await self._restorer.restore(live)
+        except StaleEpochError:
+            await self._core.drop(live, SessionRelocatingError(str(live.name), "another node", ""))
+        except NodeCapacityError:
+            # The pages went to running sessions meanwhile: wait again.
+            await self._core.free_sequence(live)
+            live.place = Place.PARKED
+            self._core.wake_in(self._core.options.retry_first_seconds)
+        except Exception as error:  # noqa: BLE001 - back_off logs it
+            await self._core.free_sequence(live)
+            live.place = Place.PARKED
+            self._core.back_off(live, error)
+        else:
+            await self._attach(live)
+        finally:
+            self._room_for.pop(live.name, None)
+            if live.place is Place.RESTORING:
+                live.place = Place.PARKED
+            live.changed.fire()
+            self._core.wake()
+
+    async def _attach(self, live: LiveSession) -> None:
+        if live.gone is not None:
+            live.place = Place.PARKED
+            await self._core.free_sequence(live)
+            return
+        live.place = Place.RESIDENT
+        live.waiting_since = 0
+        live.admitted = live.last_used = self._core.ticket()
+
+    async def _refuse(self, live: LiveSession) -> None:
+        capacity = await self._core.engine.capacity()
+        needed = pages_for(live.head + 1)
+        error: ForkpointError = NodeCapacityError("pages", needed, capacity.pages_total)
+        self._core.back_off(live, error)
+
+
+def _needs_engine(live: LiveSession) -> bool:
+    if live.generation is not None or live.wanted > 0:
+        return True
+    return live.wants_prefill and (live.place is Place.PARKED or live.consumed < live.head)

@@ -1,0 +1,125 @@
+"""Fork images: one copy of a parent's slot for all children of a fork, made before the parent runs again."""
+
+import logging
+from dataclasses import dataclass, field
+
+from forkpoint.errors import NodeCapacityError
+from forkpoint.ids import SessionName
+from forkpoint.server.session.core import NodeCore
+from forkpoint.server.session.live import LiveSession, Place, Restored
+from forkpoint.server.session.logread import read_all
+from forkpoint.statestore.chain import HashChain
+from forkpoint.statestore.records import SessionRow
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class ForkImage:
+    """A sequence that nobody runs: the parent's state after `consumed` tokens of the children's common prefix.
+
+    `branches`: the children that have not taken their copy yet, each with its branch: a child that was rewound since
+    has another prefix.
+    """
+
+    sequence: int
+    consumed: int
+    can_sample: bool
+    chain: HashChain
+    numerics_ids: tuple[str, ...]
+    exact: bool
+    known_grids: frozenset[int]
+    branches: dict[SessionName, str] = field(default_factory=dict)
+
+
+class ForkImages:
+    """Images by child. They are the first to go when room is short: a child without one restores like anyone."""
+
+    def __init__(self, core: NodeCore) -> None:
+        self._core = core
+        self._images: list[ForkImage] = []
+
+    async def make(self, parent: LiveSession, position: int, children: tuple[SessionRow, ...]) -> None:
+        """Between steps: copy the parent's state for its children, if it is on the engine and not past `position`."""
+        if parent.place is not Place.RESIDENT or parent.sequence is None or parent.chain is None:
+            return
+        if parent.consumed > position or parent.consumed == 0:
+            return
+        engine = self._core.engine
+        try:
+            sequence = await engine.call(engine.engine.fork, parent.sequence)
+        except NodeCapacityError:
+            return
+        branches = {child.name: child.branch for child in children}
+        self._images.append(
+            ForkImage(
+                sequence,
+                parent.consumed,
+                parent.can_sample,
+                parent.chain.copy(),
+                parent.numerics_ids,
+                parent.exact,
+                frozenset(parent.known_grids),
+                branches,
+            )
+        )
+        self._core.counters.fork_images += 1
+
+    async def use(self, live: LiveSession) -> bool:
+        """Put a child onto the engine from its image. False when there is none; raises NodeCapacityError."""
+        image = next((image for image in self._images if live.name in image.branches), None)
+        if image is None or image.branches[live.name] != live.row.branch:
+            await self.forget(live.name)
+            return False
+        head = live.needed_from = live.head
+        earlier = await read_all(self._core.catalog, live.name, image.consumed, head)
+        if image not in self._images:
+            return False
+        live.sequence = await self._take(image, live.name)
+        live.tail.prepend(earlier)
+        live.consumed = live.needed_from = image.consumed
+        live.can_sample, live.chain = image.can_sample, image.chain.copy()
+        live.numerics_ids, live.exact = image.numerics_ids, image.exact
+        live.known_grids, live.replay_until = set(image.known_grids), 0
+        live.last_grid = max(live.known_grids, default=0)
+        live.restored = Restored(image.consumed, head - image.consumed, 0, "image", image.exact, 0)
+        self._core.counters.fork_images_used += 1
+        return True
+
+    async def forget(self, name: SessionName) -> None:
+        """The child will not take its copy."""
+        for image in [image for image in self._images if name in image.branches]:
+            del image.branches[name]
+            if not image.branches:
+                await self._drop(image)
+
+    async def drop_one(self) -> bool:
+        """Free the oldest image; False when there is none."""
+        if not self._images:
+            return False
+        await self._drop(self._images[0])
+        return True
+
+    async def clear(self) -> None:
+        """Free all."""
+        while await self.drop_one():
+            pass
+
+    async def _take(self, image: ForkImage, name: SessionName) -> int:
+        """The child's own sequence: a copy, or the image itself for the last child."""
+        branch = image.branches.pop(name)
+        if not image.branches:
+            self._images.remove(image)
+            return image.sequence
+        engine = self._core.engine
+        try:
+            return await engine.call(engine.engine.fork, image.sequence)
+        except NodeCapacityError:
+            if image in self._images:
+                image.branches[name] = branch
+            raise
+
+    async def _drop(self, image: ForkImage) -> None:
+        self._images.remove(image)
+        self._core.counters.fork_images_dropped += 1
+        await self._core.engine.free(image.sequence)

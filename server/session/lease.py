@@ -1,0 +1,136 @@
+"""Liveness of a serving process: a lock file held for life, and a counter that a thread of its own keeps moving."""
+
+import asyncio
+import contextlib
+import fcntl
+import logging
+import os
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Self
+
+from forkpoint.clock import Clock
+from forkpoint.errors import ForkpointError, NotFoundError
+from forkpoint.statestore.records import NodeRow
+
+log = logging.getLogger(__name__)
+
+
+class IncarnationLock:
+    """An flock on a file of the incarnation's own. The kernel drops it when the process dies."""
+
+    def __init__(self, path: Path, descriptor: int) -> None:
+        self.path = path
+        self._descriptor: int | None = descriptor
+
+    @classmethod
+    def acquire(cls, path: Path) -> Self:
+        """Create the file and lock it. Raises OSError (BlockingIOError when somebody holds it)."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(descriptor)
+            raise
+        return cls(path, descriptor)
+
+    def release(self, unlink: bool) -> None:
+        """Drop the lock, as the process's death would; `unlink` removes the file as well. Idempotent."""
+        if self._descriptor is None:
+            return
+        if unlink:
+            with contextlib.suppress(FileNotFoundError):
+                self.path.unlink()
+        os.close(self._descriptor)
+        self._descriptor = None
+
+
+def lock_is_free(path: Path) -> bool | None:
+    """Whether nobody holds the lock; None where the file is not to be seen (another host)."""
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    finally:
+        os.close(descriptor)
+    return True
+
+
+def remove_lock_file(node: NodeRow) -> None:
+    """Tidy up after a dead incarnation; its name is never used again."""
+    if node.lock_path:
+        Path(node.lock_path).unlink(missing_ok=True)
+
+
+class LeaseKeeper:
+    """Renews every `interval` seconds in its own thread, so that a long step does not look like death."""
+
+    def __init__(self, renew: Callable[[], object], interval: float, close: Callable[[], None] = lambda: None) -> None:
+        self._renew = renew
+        self._close = close
+        self._interval = interval
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="lease", daemon=True)
+        self.lost = False
+        """The store no longer knows the incarnation."""
+
+    def start(self) -> None:
+        """Begin to renew."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Stop renewing; returns at once."""
+        self._stopping.set()
+
+    async def join(self) -> None:
+        """Wait for the thread's end."""
+        if self._thread.is_alive():
+            await asyncio.to_thread(self._thread.join)
+
+    def _run(self) -> None:
+        try:
+            self._renew_until_stopped()
+        finally:
+            self._close()
+
+    def _renew_until_stopped(self) -> None:
+        while not self._stopping.wait(self._interval):
+            try:
+                self._renew()
+            except NotFoundError:
+                self.lost = True
+                log.warning("the store no longer knows this incarnation: its lease is lost")
+                return
+            except (ForkpointError, RuntimeError, TimeoutError) as error:
+                log.warning("the lease was not renewed: %s", error)
+
+
+class DeathWatch:
+    """Judges other incarnations: by flock at once on one host, else by a counter that stands still for TTL + skew."""
+
+    def __init__(self, clock: Clock, patience: float) -> None:
+        self._clock = clock
+        self._patience = patience
+        self._seen: dict[str, tuple[int, float]] = {}
+
+    def is_dead(self, node: NodeRow) -> bool:
+        """Whether the incarnation is certainly dead. Each call observes the row as well; it blocks for no time."""
+        free = lock_is_free(Path(node.lock_path)) if node.lock_path else None
+        if free is not None:
+            return free
+        now = self._clock.monotonic()
+        counter, since = self._seen.get(node.incarnation, (-1, now))
+        if counter != node.counter:
+            self._seen[node.incarnation] = (node.counter, now)
+            return False
+        return now - since >= self._patience
+
+    def forget(self, incarnation: str) -> None:
+        """The incarnation's row is gone."""
+        self._seen.pop(incarnation, None)

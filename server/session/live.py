@@ -1,0 +1,208 @@
+"""A session that this node owns: its row, its place on the engine, and the end of its log."""
+
+from dataclasses import dataclass, replace
+from enum import Enum
+from typing import Final
+
+from forkpoint.errors import SessionBusyError
+from forkpoint.ids import SessionName
+from forkpoint.limits import STREAM_BUFFER_TOKENS
+from forkpoint.server.session.changes import Signal
+from forkpoint.server.session.generation import RunningGeneration
+from forkpoint.statestore.chain import HashChain
+from forkpoint.statestore.records import Kind, LogSlice, SessionRow
+
+TRIM_SLACK: Final = 1024
+"""Tokens that may lie before the needed ones until they are cut off in one go."""
+
+
+class Place(Enum):
+    """Where the session's state is."""
+
+    PARKED = "PARKED"
+    """Not on the engine: in checkpoints and the log."""
+    RESTORING = "RESTORING"
+    RESIDENT = "RESIDENT"
+
+
+@dataclass(frozen=True, slots=True)
+class Restored:
+    """What a restore did. `source`: "checkpoint", "empty" (replay from 0) or "image" (a fork's)."""
+
+    position: int
+    replayed_tokens: int
+    bytes: int
+    source: str
+    exact: bool
+    fallbacks: int
+
+
+class LogTail:
+    """The last tokens of a log: positions [start, end)."""
+
+    def __init__(self, start: int) -> None:
+        self.start = start
+        self.token_ids: list[int] = []
+        self.kinds: list[Kind] = []
+        self.logprobs: list[float | None] = []
+
+    @property
+    def end(self) -> int:
+        """The head."""
+        return self.start + len(self.token_ids)
+
+    def extend(self, token_ids: tuple[int, ...], kind: Kind, logprobs: tuple[float | None, ...] = ()) -> None:
+        """Go on by committed tokens."""
+        self.token_ids += token_ids
+        self.kinds += [kind] * len(token_ids)
+        self.logprobs += logprobs or (None,) * len(token_ids)
+
+    def tokens(self, start: int, end: int) -> tuple[int, ...]:
+        """Token ids of [start, end), which must lie within."""
+        if not self.start <= start <= end <= self.end:
+            raise IndexError(f"[{start}, {end}) is not within [{self.start}, {self.end})")
+        return tuple(self.token_ids[start - self.start : end - self.start])
+
+    def slice(self, start: int, end: int) -> LogSlice:
+        """Tokens [start, end), which must lie within."""
+        tokens = self.tokens(start, end)
+        low, high = start - self.start, end - self.start
+        return LogSlice(start, tokens, tuple(self.kinds[low:high]), tuple(self.logprobs[low:high]))
+
+    def trim(self, needed: int) -> None:
+        """Forget what lies before `needed`, once it is worth it."""
+        excess = min(needed, self.end) - self.start
+        if excess > TRIM_SLACK:
+            self._drop(excess)
+
+    def prepend(self, earlier: LogSlice) -> None:
+        """Take earlier tokens again; those that the tail has already are left out. `earlier` must reach its start."""
+        count = self.start - earlier.start
+        if count <= 0:
+            return
+        if earlier.start + len(earlier.token_ids) < self.start:
+            raise IndexError(f"a gap before {self.start}")
+        self.token_ids[:0] = earlier.token_ids[:count]
+        self.kinds[:0] = earlier.kinds[:count]
+        self.logprobs[:0] = earlier.logprobs[:count]
+        self.start = earlier.start
+
+    def cut(self, position: int) -> None:
+        """Forget what lies at and behind `position`."""
+        keep = max(0, position - self.start)
+        del self.token_ids[keep:], self.kinds[keep:], self.logprobs[keep:]
+        self.start = min(self.start, position)
+
+    def _drop(self, count: int) -> None:
+        del self.token_ids[:count], self.kinds[:count], self.logprobs[:count]
+        self.start += count
+
+
+class LiveSession:
+    """All fields are changed on the node's asyncio loop only; what a step works on is fixed before it runs.
+
+    `needed_from`: first position that the tail must keep beside the readers' buffer. `chain`: hash chain of the
+    consumed tokens, while resident. `known_grids`: grid positions whose checkpoint is in the store. `gone`: why the
+    node no longer has the session; readers raise it. `trouble`: last failure and its number; readers that came before
+    it raise it.
+    """
+
+    def __init__(self, row: SessionRow) -> None:
+        self.name: SessionName = row.name
+        self.row = row
+        self.place = Place.PARKED
+        self.sequence: int | None = None
+        self.consumed = 0
+        self.can_sample = False
+        self.chain: HashChain | None = None
+        self.tail = LogTail(row.head)
+        self.needed_from: int | None = None
+        self.generation: RunningGeneration | None = None
+        self.writer = ""
+        self.wanted = 0
+        """Callers that need the state on the engine."""
+        self.wants_prefill = False
+        self.will_sample = True
+        self.waiting_since = 0
+        self.admitted = 0
+        self.last_used = 0
+        self.held = False
+        """No step may run it: a tick's operation or a pause works on it."""
+        self.suspect = False
+        """A write's answer was lost: the store may know more."""
+        self.numerics_ids: tuple[str, ...] = ()
+        self.exact = row.exact
+        self.restored: Restored | None = None
+        """The last restore."""
+        self.known_grids: set[int] = set()
+        self.replay_until = 0
+        """Tokens consumed before this position were consumed before: replay."""
+        self.last_grid = 0
+        """Grid position of the newest checkpoint."""
+        self.gone: Exception | None = None
+        self.trouble: tuple[int, Exception | None] = (0, None)
+        self.failures = 0
+        self.retry_at = 0.0
+        self.changed = Signal()
+
+    @property
+    def head(self) -> int:
+        """Length of the committed log."""
+        return self.row.head
+
+    @property
+    def epoch(self) -> int:
+        """The epoch this node owns it under."""
+        return self.row.epoch
+
+    def begin_writer(self, operation: str) -> None:
+        """Claim the session for one append or generate. Raises SessionBusyError."""
+        if self.writer:
+            raise SessionBusyError(str(self.name), self.writer, self.head)
+        if self.generation is not None:
+            raise SessionBusyError(str(self.name), "generate", self.head)
+        self.writer = operation
+
+    def end_writer(self) -> None:
+        """Give the claim back."""
+        self.writer = ""
+        self.changed.fire()
+
+    def grow(
+        self, token_ids: tuple[int, ...], kind: Kind, head_hash: bytes, logprobs: tuple[float | None, ...] = ()
+    ) -> None:
+        """Tokens were committed at the head."""
+        self.tail.extend(token_ids, kind, logprobs)
+        self.row = replace(self.row, head=self.tail.end, head_hash=head_hash)
+        self.trim()
+        self.changed.fire()
+
+    def trim(self) -> None:
+        """Let go of tokens that neither the engine nor a prompt reader needs."""
+        needed = self.head if self.needed_from is None else self.needed_from
+        self.tail.trim(min(needed, self.head - STREAM_BUFFER_TOKENS))
+
+    def note(self, row: SessionRow) -> None:
+        """Take a newer row; head and hash stay those that the tail reaches."""
+        self.row = replace(row, head=self.row.head, head_hash=self.row.head_hash)
+
+    def advance(self, token_ids: tuple[int, ...]) -> None:
+        """The engine consumed these."""
+        self.consumed += len(token_ids)
+        if token_ids:
+            self.can_sample = True
+        if self.chain is not None:
+            self.chain.extend(token_ids)
+        self.needed_from = self.consumed
+        self.trim()
+        self.changed.fire()
+
+    def fail(self, error: Exception) -> None:
+        """Tell the readers of now; those who come later see the next failure."""
+        self.trouble = (self.trouble[0] + 1, error)
+        self.changed.fire()
+
+    def leave(self, error: Exception) -> None:
+        """The node has it no longer."""
+        self.gone = error
+        self.changed.fire()

@@ -1,0 +1,234 @@
+"""The node's heart: schedule, run, commit, publish, one step after the other."""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from typing import Any, TypeVar
+
+from forkpoint.errors import ForkpointError, NodeCapacityError, NodeDrainingError, StoreUnavailableError
+from forkpoint.ids import SessionName
+from forkpoint.server.engine.batch import Sampled, Work
+from forkpoint.server.scheduler.history import History
+from forkpoint.server.scheduler.policy import Candidate, Share, StepLimits, StepPlan, plan_step
+from forkpoint.server.session.checkpoint import Checkpointer
+from forkpoint.server.session.core import NodeCore
+from forkpoint.server.session.evict import Residents
+from forkpoint.server.session.live import LiveSession, Place
+from forkpoint.server.session.settle import Settler
+from forkpoint.statestore.base import StepCommit
+
+T = TypeVar("T")
+log = logging.getLogger(__name__)
+
+
+class StepLoop:
+    """Owns `step()`. Outside events wait in a queue and are taken between two steps: nothing runs meanwhile."""
+
+    def __init__(self, core: NodeCore, residents: Residents, checkpointer: Checkpointer, settler: Settler) -> None:
+        self._core = core
+        self._residents = residents
+        self._checkpointer = checkpointer
+        self._settler = settler
+        self._events: list[Callable[[], Awaitable[None]]] = []
+        self._history: History[SessionName] = History()
+        self._store_failures = 0
+        self._store_retry_at = 0.0
+        self._stopping = False
+        self._ended = asyncio.Event()
+
+    async def run(self) -> None:
+        """Step while there is work, sleep while there is none."""
+        while not self._stopping:
+            await self._core.work.wait()
+            self._core.work.clear()
+            while await self._guarded_step() and not self._stopping:  # noqa: ASYNC110 - it waits for nothing
+                # A step with an instant engine and store must not starve the other tasks.
+                await asyncio.sleep(0)
+        await self._take_events()
+        self._ended.set()
+
+    async def halt(self) -> None:
+        """End after the running step; what waits for a tick is still done."""
+        self._stopping = True
+        self._core.wake()
+        await self._ended.wait()
+
+    async def at_tick(self, act: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """Run `act` between two steps and return what it does; keep it short, all sessions wait for it."""
+        if self._ended.is_set():
+            raise NodeDrainingError(self._core.options.node)
+        result: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+
+        async def event() -> None:
+            try:
+                value = await act()
+            except Exception as error:  # noqa: BLE001 - the caller gets it
+                if not result.cancelled():
+                    result.set_exception(error)
+            else:
+                if not result.cancelled():
+                    result.set_result(value)
+
+        self._events.append(event)
+        self._core.wake()
+        return await result
+
+    async def step(self) -> bool:
+        """Schedule, run, commit, publish. True when it did something, so that there may be more to do."""
+        acted = await self._take_events()
+        acted = await self._end_generations() or acted
+        await self._residents.rewarm()
+        await self._residents.admit()
+        candidates = self._candidates()
+        if not candidates:
+            return acted
+        plan = await self._schedule(candidates)
+        if plan.shares:
+            await self._commit(plan, await self._run(plan.shares))
+        await self._make_room(plan)
+        return acted or bool(plan.shares or plan.park)
+
+    async def _guarded_step(self) -> bool:
+        try:
+            return await self.step()
+        except Exception:
+            # A bug must not end all sessions of the node: say so, rest, and go on.
+            log.exception("a step failed")
+            self._core.wake_in(self._core.options.retry_most_seconds)
+            return False
+
+    async def _take_events(self) -> bool:
+        events, self._events = self._events, []
+        for event in events:
+            await event()
+        return bool(events)
+
+    async def _end_generations(self) -> bool:
+        """Stop conditions are read off the log before anything is sampled; ends asked for are taken here as well."""
+        if self._store_rests():
+            return False
+        limit = self._core.engine.facts.context_limit
+        ending: list[tuple[LiveSession, StepCommit]] = []
+        for live in self._core.lives.values():
+            generation = live.generation
+            if generation is None or live.held:
+                continue
+            reason = generation.due(limit)
+            if reason is not None:
+                commit = StepCommit(live.name, live.epoch, live.head, (), generation.row.generation, (), reason)
+                ending.append((live, commit))
+        return bool(ending) and await self._write(ending)
+
+    def _candidates(self) -> list[Candidate[SessionName]]:
+        found = []
+        for live in self._core.lives.values():
+            if live.place is not Place.RESIDENT or live.held or self._core.rests(live):
+                continue
+            samples = live.generation is not None and not self._store_rests()
+            if samples or live.consumed < live.head:
+                every = live.row.policy.every_tokens
+                found.append(
+                    Candidate(live.name, live.name.workflow, live.consumed, live.head, samples, every, live.admitted)
+                )
+        return found
+
+    async def _schedule(self, candidates: Sequence[Candidate[SessionName]]) -> StepPlan[SessionName]:
+        capacity = await self._core.engine.capacity()
+        limits = StepLimits(capacity.pages_free, self._core.options.prefill_chunk_tokens)
+        plan = plan_step(candidates, limits, self._history, self._residents.idle())
+        self._history = plan.history
+        return plan
+
+    async def _run(self, shares: Sequence[Share[SessionName]]) -> list[Sampled | None]:
+        """One batch in the engine thread; what it consumed is noted, what it sampled is not yet anybody's."""
+        lives = [self._core.lives[share.key] for share in shares]
+        works = [self._work(live, share) for live, share in zip(lives, shares, strict=True)]
+        began = self._core.clock.monotonic()
+        engine = self._core.engine
+        try:
+            sampled = await engine.call(engine.engine.step, works)
+        except Exception as error:  # noqa: BLE001 - back_off logs it; the sequences are as they were
+            for live in lives:
+                self._core.back_off(live, error)
+            return [None] * len(works)
+        consumed = sum(len(work.token_ids) for work in works)
+        if consumed > len(works):
+            self._core.counters.note_prefill(consumed, self._core.clock.monotonic() - began)
+        self._core.counters.steps += 1
+        for live, work in zip(lives, works, strict=True):
+            self._advance(live, work)
+        return sampled
+
+    def _work(self, live: LiveSession, share: Share[SessionName]) -> Work:
+        assert live.sequence is not None
+        tokens = live.tail.tokens(share.start, share.start + share.count)
+        sample = live.generation.sample if share.sample and live.generation is not None else None
+        return Work(live.sequence, share.start, tokens, sample)
+
+    def _advance(self, live: LiveSession, work: Work) -> None:
+        replayed = min(live.consumed + len(work.token_ids), live.replay_until) - live.consumed
+        self._core.counters.replayed_tokens += max(0, replayed)
+        live.advance(work.token_ids)
+        live.failures = 0
+        live.last_used = self._core.ticket()
+        if live.consumed == live.head and live.generation is None:
+            live.wants_prefill = False
+
+    async def _commit(self, plan: StepPlan[SessionName], sampled: Sequence[Sampled | None]) -> None:
+        """Log what was sampled; then take the captures that are due."""
+        limit = self._core.engine.facts.context_limit
+        commits: list[tuple[LiveSession, StepCommit]] = []
+        stepped: list[LiveSession] = []
+        for share, token in zip(plan.shares, sampled, strict=True):
+            live = self._core.lives.get(share.key)
+            if live is None:
+                continue
+            stepped.append(live)
+            generation = live.generation
+            if token is None or generation is None:
+                continue
+            logprobs = (token.logprob,) if generation.row.params.logprobs else ()
+            finish = generation.due_after(token.token_id, limit)
+            commit = StepCommit(
+                live.name, live.epoch, live.head, (token.token_id,), generation.row.generation, logprobs, finish
+            )
+            commits.append((live, commit))
+        if commits:
+            await self._write(commits)
+        for live in stepped:
+            await self._checkpointer.capture_if_due(live)
+
+    async def _write(self, commits: Sequence[tuple[LiveSession, StepCommit]]) -> bool:
+        """One transaction for all. A failure costs nothing but time: the same tokens are sampled again later."""
+        try:
+            outcomes = await self._core.catalog.commit_step([commit for _, commit in commits])
+        except Exception as error:  # noqa: BLE001 - told to the readers; unknown ones are logged
+            self._store_failed([live for live, _ in commits], error)
+            return False
+        self._store_failures = 0
+        for (live, commit), outcome in zip(commits, outcomes, strict=True):
+            await self._settler.settle(live, commit, outcome)
+        return True
+
+    def _store_failed(self, lives: Sequence[LiveSession], error: Exception) -> None:
+        self._store_failures += 1
+        self._core.counters.commit_failures += 1
+        delay = self._core.retry_delay(self._store_failures)
+        self._store_retry_at = self._core.clock.monotonic() + delay
+        known = isinstance(error, ForkpointError)
+        log.log(logging.WARNING if known else logging.ERROR, "a commit failed: %s", error, exc_info=not known)
+        told = error if known else StoreUnavailableError("catalog", str(error))
+        for live in lives:
+            live.fail(told)
+        self._core.wake_in(delay)
+
+    def _store_rests(self) -> bool:
+        return self._store_failures > 0 and self._core.clock.monotonic() < self._store_retry_at
+
+    async def _make_room(self, plan: StepPlan[SessionName]) -> None:
+        if plan.park:
+            await self._residents.relieve(plan.park)
+        elif plan.blocked and not plan.shares:
+            live = self._core.lives[plan.blocked[0]]
+            capacity = await self._core.engine.capacity()
+            self._core.back_off(live, NodeCapacityError("pages", 1, capacity.pages_free))

@@ -1,0 +1,46 @@
+"""What a node is told about itself: identity, defaults and the times it goes by."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from forkpoint.limits import (
+    CHECKPOINT_EVERY_TOKENS_DEFAULT,
+    LEASE_RENEW_SECONDS,
+    LEASE_SKEW_SECONDS,
+    LEASE_TTL_SECONDS,
+    PREFILL_CHUNK_TOKENS_DEFAULT,
+    SHUTDOWN_SECONDS,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class NodeOptions:
+    """`node` and `address` are shown to others. Times in seconds, sizes in tokens."""
+
+    node: str
+    address: str = ""
+    namespace: str = "default"
+    lock_folder: Path | None = None
+    """Where the incarnation's lock file lies; None: no lock, others judge by the counter alone."""
+    checkpoint_every_tokens: int = CHECKPOINT_EVERY_TOKENS_DEFAULT
+    """For sessions that say nothing; 0: no automatic checkpoints."""
+    checkpoint_on_turn_end: bool = False
+    prefill_chunk_tokens: int = PREFILL_CHUNK_TOKENS_DEFAULT
+    replay_limit_tokens: int = 4096
+    """Rather replay up to this many tokens than restore a state that other numerics computed: about two seconds of
+    prefill of the tiny model on two cores."""
+    end_ids: tuple[int, ...] = ()
+    """Stop ids of every generation, beside the call's."""
+    lease_renew_seconds: float = LEASE_RENEW_SECONDS
+    lease_ttl_seconds: float = LEASE_TTL_SECONDS
+    lease_skew_seconds: float = LEASE_SKEW_SECONDS
+    recovery_poll_seconds: float = 1.0
+    """How often the node looks for sessions that a dead one left."""
+    sweep_seconds: float = 30.0
+    """How often expired sessions are looked for."""
+    purge_seconds: float = 7 * 24 * 3600.0
+    """A deleted session can be undeleted for so long."""
+    retry_first_seconds: float = 0.1
+    retry_most_seconds: float = 5.0
+    """Back-off after a failed commit or restore: doubles from the first to the most."""
+    shutdown_seconds: float = SHUTDOWN_SECONDS

@@ -1,0 +1,64 @@
+"""Pause and resume: a session's way off a node and onto one."""
+
+from forkpoint.errors import SessionPausedError
+from forkpoint.ids import SessionName
+from forkpoint.server.session.api import ResumeResult, SessionView
+from forkpoint.server.session.checkpoint import Checkpointer
+from forkpoint.server.session.claims import Claims
+from forkpoint.server.session.evict import Residents
+from forkpoint.server.session.live import LiveSession, Place
+from forkpoint.server.session.loop import StepLoop
+from forkpoint.server.session.views import Views
+from forkpoint.statestore.records import FinishReason, RequestKey, SessionRow, SessionState
+
+
+class Pauser:
+    """Pause ends the generation, checkpoints, frees the slot and gives up ownership; resume is a restore."""
+
+    def __init__(
+        self, claims: Claims, loop: StepLoop, residents: Residents, checkpointer: Checkpointer, views: Views
+    ) -> None:
+        self._claims = claims
+        self._core = claims.core
+        self._loop = loop
+        self._residents = residents
+        self._checkpointer = checkpointer
+        self._views = views
+
+    async def pause(self, name: SessionName, request: RequestKey | None) -> SessionView:
+        """Idempotent by nature: a paused session stays as it is."""
+        async with self._claims.request(request):
+            row = await self._core.catalog.get_session(name)
+            if row.state is not SessionState.PAUSED:
+                row = await self._claims.owned(name, self._pause)
+            return await self._views.one(row)
+
+    async def _pause(self, live: LiveSession) -> SessionRow:
+        async with self._claims.seized(live, "pause", FinishReason.PAUSED):
+            live.held = True
+            try:
+                await self._claims.settled(live)
+                if live.place is Place.RESIDENT:
+                    await self._loop.at_tick(lambda: self._residents.evict(live))
+                await self._checkpointer.settle(live)
+                row = await self._core.catalog.release(live.name, live.epoch, SessionState.PAUSED, "paused by a caller")
+            finally:
+                live.held = False
+            live.row = row
+            await self._core.drop(live, SessionPausedError(str(live.name)))
+            return row
+
+    async def resume(self, name: SessionName, request: RequestKey | None) -> ResumeResult:
+        """Returns when the state is at the head. On an active session: the same, without a change of state."""
+        async with self._claims.request(request):
+            return await self._claims.owned(name, self._resume, resume=True)
+
+    async def _resume(self, live: LiveSession) -> ResumeResult:
+        before = live.restored
+        live.will_sample = True
+        await self._claims.at_head(live, live.head)
+        view = await self._views.one(await self._core.catalog.get_session(live.name))
+        done = live.restored
+        if done is None or done is before:
+            return ResumeResult(view, 0, 0, 0, "resident", live.exact)
+        return ResumeResult(view, done.position, done.replayed_tokens, done.bytes, done.source, done.exact)

@@ -1,0 +1,111 @@
+"""This process among the store's nodes: its lock, its row and its lease."""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Final
+
+from forkpoint.errors import ForkpointError
+from forkpoint.server.session.core import NodeCore
+from forkpoint.server.session.lease import IncarnationLock, LeaseKeeper
+from forkpoint.statestore.base import Catalog
+from forkpoint.statestore.records import NodeRow, StoreMarker
+
+log = logging.getLogger(__name__)
+
+RENEW_TIMEOUT_SECONDS: Final = 10.0
+"""A renewal that takes longer has failed; the next one is tried."""
+
+
+class OwnCatalog:
+    """A second catalog on the same store, used by one thread with a loop of its own."""
+
+    def __init__(self, make: Callable[[], Catalog], marker: StoreMarker, incarnation: str) -> None:
+        self._make = make
+        self._marker = marker
+        self._incarnation = incarnation
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._catalog: Catalog | None = None
+
+    def renew(self) -> None:
+        """Renew once, in the calling thread, which is always the same."""
+        if self._loop is None:
+            self._loop = asyncio.new_event_loop()
+        self._loop.run_until_complete(self._renew())
+
+    def close(self) -> None:
+        """Close catalog and loop, in the same thread."""
+        if self._loop is None:
+            return
+        if self._catalog is not None:
+            self._loop.run_until_complete(self._catalog.close())
+        self._loop.close()
+
+    async def _renew(self) -> None:
+        if self._catalog is None:
+            catalog = self._make()
+            await catalog.open(self._marker)
+            self._catalog = catalog
+        await self._catalog.renew_lease(self._incarnation)
+
+
+class Presence:
+    """Registers the incarnation and keeps it alive."""
+
+    def __init__(self, core: NodeCore, lease_catalog: Callable[[], Catalog] | None) -> None:
+        self._core = core
+        self._make = lease_catalog
+        self._lock: IncarnationLock | None = None
+        self._keeper: LeaseKeeper | None = None
+
+    async def begin(self) -> None:
+        """Lock first, then the row that names the lock, then the lease."""
+        core, options = self._core, self._core.options
+        lock_path = ""
+        if options.lock_folder is not None:
+            self._lock = IncarnationLock.acquire(options.lock_folder.absolute() / f"{core.incarnation}.lock")
+            lock_path = str(self._lock.path)
+        numerics = core.engine.facts.numerics_id
+        node = NodeRow(core.incarnation, options.node, options.address, numerics, lock_path=lock_path)
+        await core.catalog.register_node(node)
+        renew, close = self._renewal()
+        self._keeper = LeaseKeeper(renew, options.lease_renew_seconds, close)
+        self._keeper.start()
+
+    async def end(self) -> None:
+        """The incarnation ended well: row and lock file go."""
+        await self._stop_keeper()
+        try:
+            await self._core.catalog.remove_node(self._core.incarnation)
+        except ForkpointError as error:
+            log.warning("the node's row was not removed: %s", error)
+            self.drop_lock(unlink=False)
+        else:
+            self.drop_lock(unlink=True)
+
+    async def vanish(self) -> None:
+        """As a killed process: the lock is free, the row stays."""
+        await self._stop_keeper()
+        self.drop_lock(unlink=False)
+
+    def drop_lock(self, unlink: bool) -> None:
+        """Let the lock go."""
+        if self._lock is not None:
+            self._lock.release(unlink)
+
+    async def _stop_keeper(self) -> None:
+        if self._keeper is not None:
+            self._keeper.stop()
+            await self._keeper.join()
+
+    def _renewal(self) -> tuple[Callable[[], object], Callable[[], None]]:
+        if self._make is not None:
+            own = OwnCatalog(self._make, self._core.marker, self._core.incarnation)
+            return own.renew, own.close
+        loop = asyncio.get_running_loop()
+
+        def renew() -> object:
+            renewal = self._core.catalog.renew_lease(self._core.incarnation)
+            return asyncio.run_coroutine_threadsafe(renewal, loop).result(RENEW_TIMEOUT_SECONDS)
+
+        return renew, lambda: None

@@ -1,0 +1,176 @@
+"""Restore: the newest usable checkpoint, then the log's tail. Resume, recovery, forks from the past: all are this."""
+
+import logging
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from forkpoint.errors import BlobError, LogCorruptError, StateIncompatibleError
+from forkpoint.limits import TILE_TOKENS
+from forkpoint.parts import PartSpec
+from forkpoint.server.session.core import NodeCore
+from forkpoint.server.session.live import LiveSession, Restored
+from forkpoint.server.session.logread import read_all
+from forkpoint.statestore.chain import HashChain, grid_hashes, root_hash
+from forkpoint.statestore.manifest import Manifest, StateIdentity, unseal
+from forkpoint.statestore.records import LogSlice, ManifestRow
+
+log = logging.getLogger(__name__)
+
+POINTS_PER_LOOKUP: Final = 512
+"""Grid points asked for in one transaction, the newest first: 8,192 tokens."""
+
+
+@dataclass(frozen=True, slots=True)
+class Usable:
+    """A checkpoint on the session's chain. `exact`: only our numerics id computed it."""
+
+    row: ManifestRow
+    manifest: Manifest
+    exact: bool
+
+
+class Restorer:
+    """Puts a session's state onto the engine; the loop's prefill then replays what the log has beyond it."""
+
+    def __init__(self, core: NodeCore) -> None:
+        self._core = core
+        facts = core.engine.facts
+        self._identity = StateIdentity(
+            core.options.namespace, facts.model_digest, facts.tokenizer_digest, facts.layout_tag
+        )
+
+    async def restore(self, live: LiveSession) -> Restored:
+        """Restore to the newest usable checkpoint at or below the head; below it when the session will sample.
+
+        Raises NodeCapacityError, LogCorruptError, StoreUnavailableError; then the session holds no sequence.
+        """
+        head, head_hash = live.head, live.row.head_hash
+        live.needed_from = head
+        tokens = await read_all(self._core.catalog, live.name, 0, head)
+        points = grid_hashes(root_hash(self._core.marker), tokens.token_ids)
+        self._check_head(live, tokens, points[-1], head_hash)
+        limit = head - 1 if live.will_sample else head
+        damaged: set[tuple[str, int]] = set()
+        while True:
+            known, usable = await self._choose([p for p in points if 0 < p[0] <= limit], head, damaged)
+            if usable is None:
+                engine = self._core.engine
+                sequence, size = await engine.call(engine.engine.create), 0
+                break
+            try:
+                sequence, size = await self._load(usable)
+                break
+            except (BlobError, StateIncompatibleError) as error:
+                damaged.add((usable.row.numerics_id, usable.row.grid_position))
+                self._core.counters.fallback_restores += 1
+                log.warning("%s: the checkpoint at %d is not usable: %s", live.name, usable.row.grid_position, error)
+        self._attach(live, tokens, points, sequence, usable, known)
+        return await self._note(live, usable, head, size, len(damaged))
+
+    def _check_head(self, live: LiveSession, tokens: LogSlice, last: tuple[int, bytes], head_hash: bytes) -> None:
+        """The log must hash to what the session's row says."""
+        chain = HashChain(last[0], last[1])
+        chain.extend(tokens.token_ids[last[0] :])
+        if chain.head_hash() != head_hash:
+            cause = "the tokens do not hash to the session's head hash"
+            raise LogCorruptError(str(live.name), 0, 0, cause)
+
+    async def _choose(
+        self, points: Sequence[tuple[int, bytes]], head: int, damaged: set[tuple[str, int]]
+    ) -> tuple[set[int], Usable | None]:
+        """Grid positions whose exact checkpoint is in the store (as far as looked), and the one to restore: the newest
+        exact one, unless replaying from there is too long and other numerics left a newer one."""
+        known: set[int] = set()
+        foreign: Usable | None = None
+        async for usable in self._usable(points, damaged):
+            if usable.exact:
+                known.add(usable.row.grid_position)
+                too_long = head - usable.row.grid_position > self._core.options.replay_limit_tokens
+                return known, foreign if foreign is not None and too_long else usable
+            foreign = foreign or usable
+        if foreign is not None and head > self._core.options.replay_limit_tokens:
+            return known, foreign
+        return known, None
+
+    async def _usable(
+        self, points: Sequence[tuple[int, bytes]], damaged: set[tuple[str, int]]
+    ) -> AsyncIterator[Usable]:
+        """Checkpoints on the chain, the newest first, ours before others' at one position."""
+        ours = self._core.engine.facts.numerics_id
+        for end in range(len(points), 0, -POINTS_PER_LOOKUP):
+            rows = await self._core.catalog.find_manifests(points[max(0, end - POINTS_PER_LOOKUP) : end])
+            for row in sorted(rows, key=lambda r: (-r.grid_position, r.numerics_id != ours, r.numerics_id)):
+                if (row.numerics_id, row.grid_position) in damaged:
+                    continue
+                try:
+                    manifest = unseal(row.manifest)
+                except (BlobError, StateIncompatibleError) as error:
+                    damaged.add((row.numerics_id, row.grid_position))
+                    self._core.counters.fallback_restores += 1
+                    log.warning("a manifest at %d is not usable: %s", row.grid_position, error)
+                    continue
+                yield Usable(row, manifest, manifest.numerics_ids == (ours,))
+
+    async def _load(self, usable: Usable) -> tuple[int, int]:
+        """A sequence with the checkpoint's state, and its bytes. Nothing is left on the engine when it raises."""
+        call, port = self._core.engine.call, self._core.engine.engine
+        grid = usable.row.grid_position
+        expected = await call(port.parts, grid)
+        sequence = await call(port.begin_restore, grid)
+        began = self._core.clock.monotonic()
+        size = 0
+        try:
+            async for spec, data in self._parts(usable, expected):
+                await call(port.load_part, sequence, spec, data)
+                size += len(data)
+            await call(port.end_restore, sequence)
+        except BaseException:
+            await call(port.free, sequence)
+            raise
+        self._core.counters.note_load(size, self._core.clock.monotonic() - began)
+        return sequence, size
+
+    def _parts(self, usable: Usable, expected: tuple[PartSpec, ...]) -> AsyncIterator[tuple[PartSpec, bytes]]:
+        return self._core.checkpoints.load(usable.row.manifest, expected, self._identity)
+
+    def _attach(
+        self,
+        live: LiveSession,
+        tokens: LogSlice,
+        points: Sequence[tuple[int, bytes]],
+        sequence: int,
+        usable: Usable | None,
+        known: set[int],
+    ) -> None:
+        position = 0 if usable is None else usable.row.grid_position
+        live.sequence = sequence
+        live.tail.prepend(
+            LogSlice(position, tokens.token_ids[position:], tokens.kinds[position:], tokens.logprobs[position:])
+        )
+        live.consumed = live.needed_from = position
+        live.chain = HashChain(position, points[position // TILE_TOKENS][1])
+        live.can_sample = False
+        live.replay_until = len(tokens.token_ids)
+        live.known_grids = known
+        live.last_grid = position
+
+    async def _note(self, live: LiveSession, usable: Usable | None, head: int, size: int, fallbacks: int) -> Restored:
+        """Count it, and record on the session which numerics its state passed through."""
+        position = 0 if usable is None else usable.row.grid_position
+        exact = usable is None or usable.exact
+        ours = self._core.engine.facts.numerics_id
+        live.numerics_ids = (ours,) if usable is None or usable.exact else usable.manifest.numerics_ids
+        counters = self._core.counters
+        counters.restores += 1
+        counters.restored_tokens += position
+        counters.restored_bytes += size
+        counters.inexact_restores += not exact
+        ids = tuple(dict.fromkeys((*live.row.numerics_ids, ours, *live.numerics_ids)))
+        if ids != live.row.numerics_ids or (live.row.exact and not exact):
+            row = await self._core.catalog.note_numerics(live.name, live.epoch, ids, live.row.exact and exact)
+            live.note(row)
+        live.exact = exact
+        source = "empty" if usable is None else "checkpoint"
+        live.restored = Restored(position, head - position, size, source, exact, fallbacks)
+        return live.restored

@@ -1,0 +1,89 @@
+"""How a node leaves: in order, within its time, or at once."""
+
+import asyncio
+import logging
+from typing import Final
+
+from forkpoint.errors import ForkpointError, NodeDrainingError
+from forkpoint.server.session.checkpoint import Checkpointer
+from forkpoint.server.session.core import NodeCore
+from forkpoint.server.session.evict import Residents
+from forkpoint.server.session.fork import ForkImages
+from forkpoint.server.session.live import LiveSession, Place
+from forkpoint.server.session.loop import StepLoop
+from forkpoint.server.session.presence import Presence
+from forkpoint.statestore.records import SessionState
+
+log = logging.getLogger(__name__)
+
+CHECKPOINT_SHARE: Final = 0.7
+"""Part of the shutdown time that checkpoints may take; the rest is for releasing."""
+
+
+class Shutdown:
+    """Ends the node's work. Both ways may be called once."""
+
+    def __init__(
+        self,
+        core: NodeCore,
+        loop: StepLoop,
+        residents: Residents,
+        checkpointer: Checkpointer,
+        images: ForkImages,
+        presence: Presence,
+    ) -> None:
+        self._core = core
+        self._loop = loop
+        self._residents = residents
+        self._checkpointer = checkpointer
+        self._images = images
+        self._presence = presence
+
+    async def leave(self) -> None:
+        """Refuse new work, end streams, finish the step, checkpoint, release, and take the node's row away.
+
+        Generations stay open: the node that takes the session goes on with them.
+        """
+        core = self._core
+        if core.draining:
+            return
+        core.draining = True
+        await self._loop.halt()
+        lives = list(core.lives.values())
+        for live in lives:
+            live.leave(NodeDrainingError(core.options.node))
+        await self._images.clear()
+        try:
+            async with asyncio.timeout(core.options.shutdown_seconds * CHECKPOINT_SHARE):
+                await self._checkpoint(lives)
+        except TimeoutError:
+            log.warning("not every session was checkpointed in time: the log has what is missing")
+        for live in lives:
+            await self._release(live)
+        core.lives.clear()
+        await self._presence.end()
+        await core.tasks.close()
+        core.engine.close()
+
+    async def vanish(self) -> None:
+        """Stop without a word to the store."""
+        self._core.draining = True
+        await self._presence.vanish()
+        await self._core.tasks.close()
+        for live in list(self._core.lives.values()):
+            live.leave(NodeDrainingError(self._core.options.node))
+        self._core.lives.clear()
+        self._core.engine.close()
+
+    async def _checkpoint(self, lives: list[LiveSession]) -> None:
+        for live in lives:
+            if live.place is Place.RESIDENT:
+                await self._residents.evict(live)
+        for live in lives:
+            await self._checkpointer.settle(live)
+
+    async def _release(self, live: LiveSession) -> None:
+        try:
+            await self._core.catalog.release(live.name, live.epoch, SessionState.ACTIVE)
+        except ForkpointError as error:
+            log.warning("%s was not released: %s", live.name, error)

@@ -1,0 +1,84 @@
+"""The node's tasks: one owner holds the TaskGroup in which everything runs."""
+
+import asyncio
+import logging
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+log = logging.getLogger(__name__)
+
+
+class TaskOwner:
+    """Runs coroutines that belong to the node, not to a caller: a caller that is cancelled leaves them running.
+
+    The task made in `start` is the one task without a group of its own: it holds the group, and `close` ends it.
+    """
+
+    def __init__(self) -> None:
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._closing = asyncio.Event()
+        self._group: asyncio.TaskGroup | None = None
+        self._holder: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Open the group."""
+        ready = asyncio.Event()
+        self._holder = asyncio.get_running_loop().create_task(self._hold(ready))
+        await ready.wait()
+
+    async def close(self) -> None:
+        """Cancel what still runs and wait for its end."""
+        self._closing.set()
+        if self._holder is not None:
+            await self._holder
+
+    def spawn(self, work: Coroutine[Any, Any, object], name: str) -> asyncio.Task[None]:
+        """Run in the background; an exception is logged and ends nothing else."""
+        if self._group is None or self._closing.is_set():
+            work.close()
+            raise RuntimeError(f"{name}: the task owner is closed")
+        task = self._group.create_task(_logged(work, name), name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    async def run(self, work: Coroutine[Any, Any, T], name: str) -> T:
+        """Run to its end even when the caller is cancelled; returns or raises what it does."""
+        result: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        result.add_done_callback(_retrieve)
+        self.spawn(_into(work, result), name)
+        return await asyncio.shield(result)
+
+    async def _hold(self, ready: asyncio.Event) -> None:
+        async with asyncio.TaskGroup() as group:
+            self._group = group
+            ready.set()
+            await self._closing.wait()
+            for task in self._tasks:
+                task.cancel()
+
+
+async def _logged(work: Coroutine[Any, Any, object], name: str) -> None:
+    try:
+        await work
+    except Exception:
+        log.exception("%s failed", name)
+
+
+async def _into(work: Coroutine[Any, Any, T], result: "asyncio.Future[T]") -> None:
+    try:
+        value = await work
+    except Exception as error:  # noqa: BLE001 - the caller gets it
+        result.set_exception(error)
+    except BaseException:
+        result.cancel()
+        raise
+    else:
+        result.set_result(value)
+
+
+def _retrieve(result: "asyncio.Future[T]") -> None:
+    """Nobody may be left to take the exception: that is no leak worth a message."""
+    if not result.cancelled():
+        result.exception()

@@ -1,0 +1,172 @@
+"""Append and Generate: the two operations that make a session grow."""
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+
+from forkpoint.errors import AbortedError, InvalidFieldError, NodeDrainingError
+from forkpoint.ids import new_id
+from forkpoint.server.session.api import AppendCall, AppendResult, GenerateCall, GenerateEvent
+from forkpoint.server.session.claims import Claims
+from forkpoint.server.session.generation import RunningGeneration
+from forkpoint.server.session.inputs import check_durability, check_generate, check_room, input_tokens
+from forkpoint.server.session.live import LiveSession
+from forkpoint.server.session.stream import GenerationStream
+from forkpoint.server.session.usage import UsageCounter
+from forkpoint.statestore.base import AppendTokens, BeginGeneration
+from forkpoint.statestore.records import (
+    FinishReason,
+    GenerationParams,
+    GenerationRow,
+    Kind,
+    SamplingParams,
+    SessionRow,
+)
+
+REPLAY_EPOCH = -1
+"""Epoch of a call that only asks for its stored result: no session has it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Attached:
+    """A reader's view of a generation."""
+
+    row: GenerationRow
+    branch: str
+    head: int
+    epoch: int
+    live: LiveSession | None
+    running: RunningGeneration | None
+
+
+class Writers:
+    """Runs as the node's own tasks: a caller that goes away changes nothing."""
+
+    def __init__(self, claims: Claims, usage: UsageCounter) -> None:
+        self._claims = claims
+        self._core = claims.core
+        self._usage = usage
+
+    async def append(self, call: AppendCall) -> AppendResult:
+        """Durable when it returns; prefill follows."""
+        facts = self._core.engine.facts
+        check_durability(call.durability, self._core.catalog.durability)
+        if call.input.token_ids is None and call.input.text is None and call.input.messages is None:
+            raise InvalidFieldError("input", "nothing to append")
+        tokens = input_tokens(call.input, self._core.codec, facts.vocab_size)
+        return await self._core.tasks.run(self._append(call, tokens), f"append {call.name}")
+
+    async def _append(self, call: AppendCall, tokens: tuple[int, ...]) -> AppendResult:
+        async with self._claims.request(call.request) as stored:
+            if stored:
+                replay = AppendTokens(call.name, REPLAY_EPOCH, tokens, request=call.request)
+                return AppendResult(await self._core.catalog.append(replay), tokens)
+            return await self._claims.owned(call.name, lambda live: self._append_to(live, call, tokens))
+
+    async def _append_to(self, live: LiveSession, call: AppendCall, tokens: tuple[int, ...]) -> AppendResult:
+        async with self._claims.writing(live, "append"):
+            check_room(live.name, live.head, len(tokens), self._core.engine.facts.context_limit)
+            outcome = await self._core.catalog.append(
+                AppendTokens(
+                    live.name,
+                    live.epoch,
+                    tokens,
+                    expected_position=call.expected_position,
+                    expected_head_hash=call.expected_head_hash,
+                    request=call.request,
+                )
+            )
+            self._grown(live, tokens, outcome.head_hash)
+            return AppendResult(outcome, tokens)
+
+    def _grown(self, live: LiveSession, tokens: tuple[int, ...], head_hash: bytes) -> None:
+        if tokens:
+            live.grow(tokens, Kind.PROMPT, head_hash)
+            live.wants_prefill = True
+            live.last_used = self._core.ticket()
+            self._core.counters.prompt_tokens += len(tokens)
+        self._core.wake()
+
+    async def generate(self, call: GenerateCall) -> AsyncIterator[GenerateEvent]:
+        """Begin or re-attach, then read. Closing the iterator detaches; with cancel_on_disconnect it ends the
+        generation as well."""
+        attached = await self._core.tasks.run(self._attach(call), f"generate {call.name}")
+        stream = GenerationStream(
+            self._core, self._usage, attached.row, attached.branch, attached.live, attached.running
+        )
+        ended = False
+        try:
+            async for event in stream.events(call.resume_position, attached.head, attached.epoch):
+                yield event
+            ended = True
+        finally:
+            running, live = attached.running, attached.live
+            left = not ended and running is not None and running.finish is None
+            if left and call.cancel_on_disconnect and live is not None and running is not None:
+                running.ending = running.ending or FinishReason.CANCELLED
+                self._core.wake()
+
+    async def _attach(self, call: GenerateCall) -> Attached:
+        async with self._claims.request(call.request) as stored:
+            if stored:
+                return await self._again(call)
+            facts = self._core.engine.facts
+            tokens = input_tokens(call.input, self._core.codec, facts.vocab_size)
+            check_generate(call, facts.vocab_size)
+            return await self._claims.owned(call.name, lambda live: self._begin(live, call, tokens))
+
+    async def _begin(self, live: LiveSession, call: GenerateCall, tokens: tuple[int, ...]) -> Attached:
+        async with self._claims.writing(live, "generate"):
+            check_room(live.name, live.head, len(tokens), self._core.engine.facts.context_limit)
+            outcome = await self._core.catalog.begin_generation(
+                BeginGeneration(
+                    live.name,
+                    live.epoch,
+                    new_id("g"),
+                    self._params(call, live.row.seed),
+                    tokens,
+                    call.expected_position,
+                    call.expected_head_hash,
+                    call.request,
+                )
+            )
+            running = RunningGeneration(outcome.row, self._core.codec)
+            live.generation = running
+            live.will_sample = True
+            self._core.counters.generations_started += 1
+            self._grown(live, tokens, outcome.head_hash)
+            return Attached(outcome.row, live.row.branch, outcome.head, live.epoch, live, running)
+
+    async def _again(self, call: GenerateCall) -> Attached:
+        """Re-attach to what an equal call began."""
+        begin = BeginGeneration(call.name, REPLAY_EPOCH, "", self._params(call, 0), request=call.request)
+        row = (await self._core.catalog.begin_generation(begin)).row
+        live: LiveSession | None = None
+        running: RunningGeneration | None = None
+        if row.finish is None:
+            if self._core.draining:
+                raise NodeDrainingError(self._core.options.node, call.resume_position)
+            live = await self._claims.owners.own(call.name)
+            if live.suspect:
+                await self._claims.refresh(live)
+            running = live.generation
+            if running is None or running.row.generation != row.generation:
+                live, running = None, None
+                row = await self._core.catalog.get_generation(call.name, row.generation)
+        session = await self._core.catalog.get_session(call.name)
+        self._check_branch(row, session)
+        return Attached(row, session.branch, session.head, session.epoch, live, running)
+
+    def _check_branch(self, row: GenerationRow, session: SessionRow) -> None:
+        if row.branch != session.branch:
+            raise AbortedError(f"{session.name} was rewound: its generation at {row.start} is on a branch it left")
+
+    def _params(self, call: GenerateCall, session_seed: int) -> GenerationParams:
+        sampling = SamplingParams(
+            call.temperature,
+            call.top_k,
+            call.top_p,
+            call.min_p,
+            session_seed if call.seed is None else call.seed,
+        )
+        stop_ids = tuple(dict.fromkeys((*call.stop_ids, *self._core.options.end_ids)))
+        return GenerationParams(sampling, call.max_tokens, call.stop_text, stop_ids, call.logprobs)

@@ -1,0 +1,239 @@
+"""A store and the nodes on it, for tests of the session layer."""
+
+import asyncio
+import itertools
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TypeVar
+
+from forkpoint.clock import Clock
+from forkpoint.ids import SessionName
+from forkpoint.server.session.api import (
+    AppendCall,
+    AppendResult,
+    Chunk,
+    CreateSession,
+    Finished,
+    ForkCall,
+    GenerateCall,
+    GenerateEvent,
+    Input,
+    Started,
+)
+from forkpoint.server.session.node import Node
+from forkpoint.server.session.options import NodeOptions
+from forkpoint.statestore.base import BlobStore, Catalog
+from forkpoint.statestore.checkpoint import CheckpointStore
+from forkpoint.statestore.file.blobs import FileBlobs
+from forkpoint.statestore.memory.blobs import MemoryBlobs
+from forkpoint.statestore.memory.catalog import MemoryCatalog
+from forkpoint.statestore.records import CheckpointPolicy, FinishReason, RequestKey, StoreMarker, WorkflowRow
+from forkpoint.statestore.sqlite.catalog import SqliteCatalog
+from tests.support.hash_engine import ByteCodec, HashEngine
+
+T = TypeVar("T")
+MARKER = StoreMarker(1, "default", b"m" * 32, b"t" * 32)
+WORKFLOW = "w"
+PATIENCE_SECONDS = 10.0
+"""No wait of these tests takes long: what hangs must fail."""
+
+FAST = NodeOptions(
+    node="n",
+    checkpoint_every_tokens=32,
+    prefill_chunk_tokens=40,
+    lease_renew_seconds=0.05,
+    lease_ttl_seconds=0.2,
+    lease_skew_seconds=0.05,
+    recovery_poll_seconds=0.02,
+    sweep_seconds=0.05,
+    retry_first_seconds=0.01,
+    retry_most_seconds=0.05,
+    shutdown_seconds=5.0,
+)
+
+
+def key(request_id: str, content: str = "", caller: str = "tester") -> RequestKey:
+    """A request key whose digest stands for the content."""
+    return RequestKey(caller, WORKFLOW, request_id, (content or request_id).encode())
+
+
+@dataclass
+class Site:
+    """One store. Nodes come and go; every node has an engine of its own."""
+
+    folder: Path
+    backend: str
+    memory: MemoryCatalog = field(default_factory=MemoryCatalog)
+    blobs: BlobStore = field(default_factory=MemoryBlobs)
+    nodes: list["Running"] = field(default_factory=list)
+    numbers: "itertools.count[int]" = field(default_factory=lambda: itertools.count(1))
+    wrap_catalog: Callable[[Catalog], Catalog] = lambda catalog: catalog
+
+    def __post_init__(self) -> None:
+        if self.backend == "sqlite":
+            self.blobs = FileBlobs(self.folder / "blobs")
+
+    async def node(
+        self,
+        engine: HashEngine | None = None,
+        clock: Clock | None = None,
+        options: NodeOptions = FAST,
+        lock: bool = True,
+    ) -> "Running":
+        """Start a node on the store."""
+        engine = engine or HashEngine()
+        catalog: Catalog = self.memory
+        if self.backend == "sqlite":
+            catalog = SqliteCatalog(self.folder / "catalog.db")
+        marker = replace(MARKER, model_digest=engine.facts.model_digest)
+        await catalog.open(marker)
+        wrapped = self.wrap_catalog(catalog)
+        options = replace(
+            options,
+            node=f"n{next(self.numbers)}",
+            address=f"host:{next(self.numbers)}",
+            lock_folder=self.folder / "locks" if lock else None,
+        )
+        node = Node(wrapped, CheckpointStore(wrapped, self.blobs), engine, ByteCodec(), options, marker, clock)
+        await node.start()
+        running = Running(self, node, engine, catalog, options)
+        self.nodes.append(running)
+        return running
+
+    async def close(self) -> None:
+        """Stop what still runs; the engines must have everything back."""
+        for running in list(self.nodes):
+            await running.stop()
+            assert running.engine.sequences == {}, "the engine holds sequences that nobody has"
+
+
+@dataclass
+class Running:
+    """A node with its engine, and shorthand for calls."""
+
+    site: Site
+    node: Node
+    engine: HashEngine
+    catalog: Catalog
+    options: NodeOptions
+
+    async def stop(self) -> None:
+        """As SIGTERM."""
+        self.site.nodes.remove(self)
+        await self.node.stop()
+        await self._close()
+
+    async def crash(self) -> None:
+        """As SIGKILL."""
+        self.site.nodes.remove(self)
+        await self.node.abandon()
+        await self._close()
+
+    async def _close(self) -> None:
+        if self.site.backend == "sqlite":
+            await self.catalog.close()
+
+    async def workflow(self) -> None:
+        """The workflow that all test sessions are in."""
+        await self.node.create_workflow(WorkflowRow(WORKFLOW), None)
+
+    async def session(self, name: str, seed: int | None = 7, policy: CheckpointPolicy | None = None) -> SessionName:
+        """A new session."""
+        view = await self.node.create_session(CreateSession(SessionName(WORKFLOW, name), seed, policy))
+        return view.row.name
+
+    async def append(self, name: SessionName, tokens: Sequence[int] | bytes, request: str = "") -> AppendResult:
+        """Append token ids."""
+        given = Input(token_ids=tuple(tokens))
+        return await self.node.append(AppendCall(name, given, request=key(request) if request else None))
+
+    async def generate(self, call: GenerateCall) -> "Read":
+        """Read a generation to its end."""
+        read = Read()
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            async for event in self.node.generate(call):
+                read.take(event)
+        return read
+
+    async def fork(self, name: SessionName, *children: str, position: int | None = None) -> list[SessionName]:
+        """Named children."""
+        views, _ = await self.node.fork(ForkCall(name, len(children), position, children))
+        return [view.row.name for view in views]
+
+    async def log(self, name: SessionName) -> list[int]:
+        """All committed tokens."""
+        return [token async for chunk in self.node.read_tokens(name, 0, None, False) for token in chunk.token_ids]
+
+    async def idle(self, name: SessionName) -> None:
+        """Wait until the session's state is at its head and nothing runs."""
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            while True:
+                view = await self.node.get_session(name)
+                if view.state == "ACTIVE" and view.consumed == view.row.head:
+                    return
+                await asyncio.sleep(0.002)
+
+
+@dataclass
+class Read:
+    """What one reader got."""
+
+    started: Started | None = None
+    tokens: list[int] = field(default_factory=list)
+    text: bytes = b""
+    logprobs: list[float | None] = field(default_factory=list)
+    chunks: list[Chunk] = field(default_factory=list)
+    finished: Finished | None = None
+
+    @property
+    def reason(self) -> FinishReason | None:
+        return None if self.finished is None else self.finished.reason
+
+    @property
+    def position(self) -> int:
+        """Where a re-attach goes on."""
+        assert self.started is not None
+        return (
+            self.started.row.start + len(self.tokens)
+            if not self.chunks
+            else self.chunks[-1].start + len(self.chunks[-1].token_ids)
+        )
+
+    def take(self, event: GenerateEvent) -> None:
+        """Note one event; chunks must follow one another."""
+        assert self.finished is None, "an event after the last"
+        if isinstance(event, Started):
+            assert not self.chunks
+            self.started = event
+        elif isinstance(event, Chunk):
+            assert self.started is not None
+            assert not self.chunks or event.start == self.position, "a gap in the stream"
+            assert len(event.token_ids) == len(event.kinds) == len(event.logprobs)
+            self.chunks.append(event)
+            self.tokens += event.token_ids
+            self.text += event.text
+            self.logprobs += event.logprobs
+        else:
+            self.finished = event
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Wait until it holds."""
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while not condition():
+            await asyncio.sleep(0.002)
+
+
+@asynccontextmanager
+async def opened(folder: Path, backend: str) -> AsyncIterator[Site]:
+    """A site that is closed, and checked, at the end."""
+    site = Site(folder, backend)
+    try:
+        yield site
+    finally:
+        for running in list(site.nodes):
+            await running.stop()
+    for running in site.nodes:
+        assert running.engine.sequences == {}
