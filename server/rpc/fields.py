@@ -111,8 +111,11 @@ READ_MODIFY_WRITE: Final = frozenset({"forkpoint.v1.UpdateSessionRequest", "fork
 """Requests whose resource may come back as it was read: its output-only fields are no wish of the client."""
 
 
-OPTIONAL_HERE: Final = {"forkpoint.v1.GenerateRequest": frozenset({"input.name"})}
-"""Required fields that a message does not need where it is nested: the call's own name says it."""
+OPTIONAL_HERE: Final = {
+    "forkpoint.v1.GenerateRequest": frozenset({"input.name"}),
+    "forkpoint.v1.AppendChunk": frozenset({"messages.messages"}),
+}
+"""Required fields that a message does not need where it is nested: the call's name, or another chunk, has them."""
 
 
 def check_request(request: Message) -> None:

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import grpc
 from google.protobuf.message import Message
 
-from forkpoint.errors import ForkpointError, NodeDrainingError
+from forkpoint.errors import ForkpointError, NodeDrainingError, SessionRelocatingError
 from forkpoint.limits import HEARTBEAT_SECONDS
 from forkpoint.server.rpc.fields import check_request
 from forkpoint.server.rpc.status import internal_status, status_of, trailer
@@ -109,7 +109,12 @@ class Guard(grpc.aio.ServerInterceptor):
             status = internal_status(incident)
             LOG.error("incident", extra={"facts": incident_facts(incident, method, error)})
         code = next(code for code in grpc.StatusCode if code.value[0] == status.code)
-        await context.abort(code, status.message, trailer(status))
+        await context.abort(code, status.message, (*trailer(status), *pushback(error)))
+
+
+def pushback(error: Exception) -> tuple[tuple[str, str], ...]:
+    """Tells gRPC's own retries not to repeat a call here when another node is the right one."""
+    return (("grpc-retry-pushback-ms", "-1"),) if isinstance(error, SessionRelocatingError) else ()
 
 
 def incident_facts(incident: str, method: str, error: BaseException) -> dict[str, object]:

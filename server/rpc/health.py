@@ -47,7 +47,7 @@ class Health:
 
     async def List(self, request: HealthListRequest, context: Any) -> HealthListResponse:
         return HealthListResponse(
-            statuses={name: HealthStatus(status=status) for name, status in self._statuses.items()}
+            statuses={name: HealthStatus(status=int(status or 0)) for name, status in self._statuses.items()}
         )
 
     async def Watch(

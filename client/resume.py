@@ -1,0 +1,74 @@
+"""Server streams that survive the server: reconnect, elsewhere if need be, and go on where they were."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+from typing import Final, TypeVar, cast
+
+import grpc
+from google.protobuf.message import Message
+
+from forkpoint.client.errors import RemoteError, remote_error
+from forkpoint.client.wire import Connection, Wire
+from forkpoint.clock import Clock, SystemClock
+from forkpoint.limits import HEARTBEAT_SECONDS
+
+M = TypeVar("M", bound=Message)
+BACKOFF_FIRST_SECONDS: Final = 0.1
+BACKOFF_MOST_SECONDS: Final = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """How long a stream tries. `total_s`: without any message, before it gives up. `idle_s`: a connection that says
+    nothing for so long is taken for dead (None: this stream has no heartbeats)."""
+
+    total_s: float = 60.0
+    idle_s: float | None = 3 * HEARTBEAT_SECONDS
+    clock: Clock = field(default_factory=SystemClock)
+
+
+async def resumed(
+    wire: Wire,
+    open_call: Callable[[Connection], grpc.aio.UnaryStreamCall[Message, M]],
+    route: str,
+    patience: Patience,
+    reconnected: Callable[[RemoteError], None],
+) -> AsyncIterator[M]:
+    """Messages of a call that is opened again whenever its connection fails. `open_call` must ask for what is missing.
+
+    Ends when the server ends the stream. Raises RemoteError for a refusal, or when patience is over (with the last
+    failure). Closing this iterator cancels the call.
+    """
+    heard_at = patience.clock.monotonic()
+    backoff = BACKOFF_FIRST_SECONDS
+    while True:
+        connection = wire.connection(route)
+        call = open_call(connection)
+        try:
+            while (message := await _read(call, patience.idle_s)) is not None:
+                heard_at, backoff = patience.clock.monotonic(), BACKOFF_FIRST_SECONDS
+                yield message
+            return
+        except grpc.aio.AioRpcError as failure:
+            error = remote_error(failure)
+        except TimeoutError:
+            error = RemoteError("UNAVAILABLE", "", f"{connection.address} said nothing for {patience.idle_s} s", {})
+        finally:
+            call.cancel()
+        if not error.is_transport:
+            raise error
+        if patience.clock.monotonic() - heard_at > patience.total_s:
+            error.add_note(f"gave up after {patience.total_s} s without a message")
+            raise error
+        reconnected(error)
+        moved = wire.follow(error, route, connection)
+        await asyncio.sleep(min(backoff, error.retry_after_s or backoff) if moved else backoff)
+        backoff = min(2 * backoff, BACKOFF_MOST_SECONDS)
+
+
+async def _read(call: grpc.aio.UnaryStreamCall[Message, M], idle_s: float | None) -> M | None:
+    """The next message, None at the end. Raises TimeoutError, AioRpcError."""
+    async with asyncio.timeout(idle_s):
+        message = await call.read()
+    return None if message is grpc.aio.EOF else cast(M, message)
