@@ -21,7 +21,7 @@ class Generation(AsyncIterator[pb.TokenChunk]):
     def __init__(self, wire: Wire, request: pb.GenerateRequest, patience: Patience) -> None:
         self.request = request
         self.started: pb.Started | None = None
-        """First answer, None before it came."""
+        """The stream's first answer (the latest, when it was opened again); None before it came."""
         self.finished: pb.Finished | None = None
         """Last answer, None before it came."""
         self.position: int | None = request.resume_position if request.HasField("resume_position") else None
@@ -47,9 +47,9 @@ class Generation(AsyncIterator[pb.TokenChunk]):
         async for message in self._messages:
             match message.WhichOneof("event"):
                 case "started":
-                    self.started = message.started
-                    if self.position is None:
+                    if self.started is None:
                         self.position = message.started.resume_position
+                    self.started = message.started
                 case "chunk":
                     self._take(message.chunk)
                     return message.chunk

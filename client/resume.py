@@ -1,5 +1,7 @@
 """Server streams that survive the server: reconnect, elsewhere if need be, and go on where they were."""
 
+from __future__ import annotations  # grpc's classes are generic in their stubs only
+
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field

@@ -4,20 +4,28 @@ Any configured address will do for a first call. A node that does not own a sess
 goes there, and the session's next calls too. A call that can't reach its node tries the others.
 """
 
+from __future__ import annotations  # grpc's classes are generic, and its stubs async, for type checkers only
+
 import asyncio
 import json
 from collections.abc import Callable, Sequence
-from typing import Final, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
 import grpc
 from google.protobuf.message import Message
 
 from forkpoint.client.errors import RemoteError, remote_error
 from forkpoint.limits import MESSAGE_BYTES_MAX
-from forkpoint.proto.forkpoint.v1.admin_pb2_grpc import AdminServiceAsyncStub, AdminServiceStub
-from forkpoint.proto.forkpoint.v1.checkpoint_pb2_grpc import CheckpointServiceAsyncStub, CheckpointServiceStub
-from forkpoint.proto.forkpoint.v1.session_service_pb2_grpc import SessionServiceAsyncStub, SessionServiceStub
-from forkpoint.proto.forkpoint.v1.workflow_pb2_grpc import WorkflowServiceAsyncStub, WorkflowServiceStub
+from forkpoint.proto.forkpoint.v1.admin_pb2_grpc import AdminServiceStub
+from forkpoint.proto.forkpoint.v1.checkpoint_pb2_grpc import CheckpointServiceStub
+from forkpoint.proto.forkpoint.v1.session_service_pb2_grpc import SessionServiceStub
+from forkpoint.proto.forkpoint.v1.workflow_pb2_grpc import WorkflowServiceStub
+
+if TYPE_CHECKING:
+    from forkpoint.proto.forkpoint.v1.admin_pb2_grpc import AdminServiceAsyncStub
+    from forkpoint.proto.forkpoint.v1.checkpoint_pb2_grpc import CheckpointServiceAsyncStub
+    from forkpoint.proto.forkpoint.v1.session_service_pb2_grpc import SessionServiceAsyncStub
+    from forkpoint.proto.forkpoint.v1.workflow_pb2_grpc import WorkflowServiceAsyncStub
 
 Q = TypeVar("Q", bound=Message)
 R = TypeVar("R", bound=Message)

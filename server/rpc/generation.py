@@ -39,8 +39,7 @@ class GenerationSource(Source[GenerateResponse], AsyncIterator[GenerateResponse]
     def _message(self, event: GenerateEvent) -> GenerateResponse:
         match event:
             case Started():
-                if self._position is None:
-                    self._position = event.row.start
+                self._position = max(self._position or 0, event.row.start)
                 return GenerateResponse(started=responses.started(event, self._position))
             case Chunk():
                 self._position = event.start + len(event.token_ids)

@@ -1,5 +1,7 @@
 """The interceptor around every method of ours: it refuses what is not honoured, and maps what is raised."""
 
+from __future__ import annotations  # grpc's classes are generic in their stubs only
+
 import logging
 import secrets
 import traceback
@@ -17,7 +19,8 @@ from forkpoint.server.rpc.stream import Drain, Source, relay
 
 Q = TypeVar("Q")
 R = TypeVar("R")
-Servicer = grpc.aio.ServicerContext[Any, Any]
+Servicer = Any
+"""grpc.aio.ServicerContext, which is generic in its stubs only."""
 OURS = "/forkpoint."
 LOG = logging.getLogger("forkpoint.rpc")
 

@@ -81,11 +81,14 @@ class RpcServer:
         await self._server.start()
         await self.health.serve()
 
-    async def stop(self, grace_seconds: float) -> None:
-        """Say NOT_SERVING, refuse new calls, end streams with their cursor, let running calls end for at most
-        `grace_seconds`. Idempotent."""
-        self.drain.start()
+    async def begin_drain(self) -> None:
+        """Say NOT_SERVING, refuse new calls, end streams with their cursor. Idempotent."""
         await self.health.stop()
+        self.drain.start()
+
+    async def stop(self, grace_seconds: float) -> None:
+        """Drain, and let running calls end for at most `grace_seconds`. Idempotent."""
+        await self.begin_drain()
         await self._server.stop(grace_seconds)
 
 

@@ -39,6 +39,8 @@ class ServerConfig:
     host: str = "127.0.0.1"
     port: int = 50061
     """0: any free one."""
+    advertise: str = ""
+    """`host:port` that other nodes' clients are sent to; "": host and port as bound."""
     port_file: Path | None = None
     """Written with `host:port` once the node serves."""
     node: str = "node"
@@ -54,8 +56,6 @@ class ServerConfig:
     prefill_chunk: int = PREFILL_CHUNK_TOKENS_DEFAULT
     durability: str = "local_fsync"
     """The least that the store must reach; the server does not start below it."""
-    compress: bool = True
-    """Whether blobs are compressed (zstd)."""
     sabotage: str | None = None
     """For the demo's self-test: damage what is restored, so that comparing states must fail."""
 

@@ -1,0 +1,164 @@
+"""The wiring: the only place that knows every part. A config becomes a node that serves."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from forkpoint.clock import Clock, SystemClock
+from forkpoint.config import ServerConfig
+from forkpoint.errors import ConfigError
+from forkpoint.limits import SHUTDOWN_SECONDS
+from forkpoint.model.tokenizer import Tokenizer
+from forkpoint.server.engine.base import Engine
+from forkpoint.server.engine.open import open_engine
+from forkpoint.server.rpc.served import Served
+from forkpoint.server.rpc.server import RpcServer
+from forkpoint.server.session.node import Node
+from forkpoint.server.session.options import NodeOptions
+from forkpoint.server.session.ports import TextCodec
+from forkpoint.statestore.base import BlobStore, Catalog
+from forkpoint.statestore.checkpoint import CheckpointStore
+from forkpoint.statestore.open import open_blobs, open_catalog
+from forkpoint.statestore.records import Durability, StoreMarker
+
+SCHEMA_VERSION: Final = 1
+END_TOKEN: Final = "<|end|>"
+TINY_MODEL: Final = Path(__file__).resolve().parent.parent / "model" / "tiny"
+NODE_SHUTDOWN_SECONDS: Final = SHUTDOWN_SECONDS * 0.8
+"""The sessions' part of the time from SIGTERM to exit; the rest is for calls that still run, and the process's end."""
+GRACE_SECONDS: Final = 0.5
+"""How long calls that still run may take once the sessions are released."""
+
+_RANKS: Final = {Durability.MEMORY: 1, Durability.LOCAL_FSYNC: 2, Durability.REPLICATED: 3}
+
+
+class TokenizerCodec:
+    """The model's tokenizer as the session layer's TextCodec."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+
+    def encode_text(self, text: bytes) -> list[int]:
+        """Ids of UTF-8 text."""
+        return self._tokenizer.encode(text)
+
+    def render_messages(self, messages: Sequence[tuple[str, bytes]], add_generation_prompt: bool) -> list[int]:
+        """Ids of chat turns."""
+        return self._tokenizer.render_messages(messages, add_generation_prompt)
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """Text of one id."""
+        return self._tokenizer.decode_bytes([token_id])
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What a node is made of beside its config."""
+
+    catalog: Catalog
+    blobs: BlobStore
+    engine: Engine
+    codec: TextCodec
+    end_ids: tuple[int, ...] = ()
+    lease_catalog: Callable[[], Catalog] | None = None
+    clock: Clock = field(default_factory=SystemClock)
+
+
+def open_parts(config: ServerConfig) -> Parts:
+    """Load the model and open the stores that the config names. Raises ConfigError; blocks while it loads."""
+    clock = SystemClock()
+    config.data.mkdir(parents=True, exist_ok=True)
+    catalog = open_catalog(config.catalog_url, clock)
+    check_durability(config, catalog)
+    engine, tokenizer = open_engine(
+        config.model or TINY_MODEL,
+        device=config.device,
+        slots=config.slots,
+        pages=config.pages,
+        threads=config.threads,
+        sabotage=config.sabotage,
+    )
+    end = tokenizer.control_id(END_TOKEN)
+    shared = config.catalog_url.partition(":")[0] != "memory"
+    return Parts(
+        catalog=catalog,
+        blobs=open_blobs(config.blobs_url),
+        engine=engine,
+        codec=TokenizerCodec(tokenizer),
+        end_ids=() if end is None else (end,),
+        lease_catalog=(lambda: open_catalog(config.catalog_url, clock)) if shared else None,
+        clock=clock,
+    )
+
+
+def check_durability(config: ServerConfig, catalog: Catalog) -> None:
+    """Raises ConfigError when the store gives less than the config asks for."""
+    asked = Durability[config.durability.upper()]
+    if _RANKS[catalog.durability] < _RANKS[asked]:
+        raise ConfigError(
+            "durability",
+            config.catalog_url,
+            f"the store reaches {catalog.durability.value.lower()}, below {config.durability}; "
+            f"start with durability {catalog.durability.value.lower()} if that is meant",
+        )
+
+
+def join_address(host: str, port: int) -> str:
+    """`host:port`, with brackets around an IPv6 address."""
+    return f"[{host}]:{port}" if ":" in host and not host.startswith("[") else f"{host}:{port}"
+
+
+@asynccontextmanager
+async def serving(config: ServerConfig, parts: Parts | None = None) -> AsyncIterator[str]:
+    """A node that serves inside the block, at the address that the block gets; it drains at the block's end.
+
+    `parts` None: open_parts(config). Raises ConfigError, StateIncompatibleError (the store is another model's).
+    """
+    rpc = RpcServer(config.node)
+    try:
+        port = rpc.bind(join_address(config.host, config.port))
+    except OSError as error:
+        raise ConfigError("port", f"{config.host}:{config.port}", str(error)) from error
+    address = join_address(config.host, port)
+    parts = await asyncio.to_thread(open_parts, config) if parts is None else parts
+    facts = parts.engine.facts
+    marker = StoreMarker(SCHEMA_VERSION, config.namespace, facts.model_digest, facts.tokenizer_digest)
+    await parts.catalog.open(marker)
+    try:
+        options = NodeOptions(
+            node=config.node,
+            address=config.advertise or address,
+            namespace=config.namespace,
+            lock_folder=config.data / "locks",
+            checkpoint_every_tokens=config.checkpoint_every,
+            checkpoint_on_turn_end=config.checkpoint_on_turn_end,
+            prefill_chunk_tokens=config.prefill_chunk,
+            end_ids=parts.end_ids,
+            shutdown_seconds=NODE_SHUTDOWN_SECONDS,
+        )
+        store = CheckpointStore(parts.catalog, parts.blobs)
+        node = Node(parts.catalog, store, parts.engine, parts.codec, options, marker, parts.clock, parts.lease_catalog)
+        served = Served(
+            node=config.node,
+            namespace=config.namespace,
+            model_digest=facts.model_digest,
+            tokenizer_digest=facts.tokenizer_digest,
+            vocab_size=facts.vocab_size,
+            durability=parts.catalog.durability,
+            checkpoint_every=config.checkpoint_every,
+        )
+        rpc.attach(node, served, parts.clock)
+        await node.start()
+        try:
+            await rpc.start()
+            yield address
+        finally:
+            await rpc.begin_drain()
+            await node.stop()
+            await rpc.stop(GRACE_SECONDS)
+    finally:
+        await parts.blobs.close()
+        await parts.catalog.close()

@@ -1,0 +1,94 @@
+"""The serving process: signals, logs, and the line that says where it serves."""
+
+import asyncio
+import json
+import logging
+import os
+import signal
+import sys
+import threading
+import traceback
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final
+
+from forkpoint.config import ServerConfig
+from forkpoint.limits import SHUTDOWN_SECONDS
+from forkpoint.server.app import serving
+
+LOG: Final = logging.getLogger("forkpoint.server")
+WATCHDOG_SECONDS: Final = SHUTDOWN_SECONDS - 0.5
+"""A drain that hangs is cut here. Nothing is lost: what was acknowledged is in the log."""
+
+
+class JsonLines(logging.Formatter):
+    """One JSON object a record. Of an exception it tells types and places, not texts: these may hold tokens."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        line: dict[str, Any] = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        facts = getattr(record, "facts", None)
+        if isinstance(facts, dict):
+            line.update(facts)
+        if record.exc_info and record.exc_info[1] is not None:
+            error = record.exc_info[1]
+            line["error"] = type(error).__qualname__
+            line["frames"] = [
+                f"{frame.filename}:{frame.lineno} {frame.name}"
+                for frame in traceback.extract_tb(error.__traceback__)[-12:]
+            ]
+        return json.dumps(line, default=str)
+
+
+def log_json(level: int = logging.INFO) -> None:
+    """Send every log record to stderr as JSON lines."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(JsonLines())
+    logging.basicConfig(level=level, handlers=[handler], force=True)
+
+
+def serve(config: ServerConfig) -> int:
+    """Serve until SIGTERM or SIGINT, then drain; returns the exit status. Raises ConfigError and
+    StateIncompatibleError before it serves. A second signal ends the process at once."""
+    log_json()
+    asyncio.run(_serve(config))
+    return 0
+
+
+async def _serve(config: ServerConfig) -> None:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def on_signal(name: str) -> None:
+        if stop.is_set():
+            os._exit(1)
+        LOG.info("draining", extra={"facts": {"signal": name, "node": config.node}})
+        stop.set()
+        watchdog = threading.Timer(WATCHDOG_SECONDS, _cut_off)
+        watchdog.daemon = True
+        watchdog.start()
+
+    async with serving(config) as address:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, on_signal, number.name)
+        if config.port_file is not None:
+            _write_whole(config.port_file, address)
+        print(json.dumps({"event": "serving", "address": address, "node": config.node, "pid": os.getpid()}), flush=True)
+        await stop.wait()
+    LOG.info("stopped", extra={"facts": {"node": config.node}})
+
+
+def _cut_off() -> None:
+    LOG.error("the drain took too long and was cut off")
+    os._exit(0)
+
+
+def _write_whole(path: Path, text: str) -> None:
+    """Write a file that is never seen half written."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary.write_text(text)
+    temporary.replace(path)
