@@ -49,8 +49,8 @@ def _two_references(kq: Tensor, k: Tensor, total: Tensor) -> Tensor:
     reference = total[:, HALF : HALF + 1] >> GATE_BITS
     shifts = torch.where(first, FIRST_SHIFT, SECOND_SHIFT - reference)
     left = (kq.view(-1, 2, TILE_TOKENS, kq.shape[-1]) * pow2_fixed(total, shifts)[:, None]).view(kq.shape)
-    # Masked before the product: the later half of the first block's keys could be inf.
-    early = torch.where(first, k * pow2_fixed(-total, -FIRST_SHIFT), 0.0)
+    # Keys of rows 8-15 may be inf here; only rows 0-7 read these columns, and for those they lie above the diagonal.
+    early = k * pow2_fixed(-total, -FIRST_SHIFT)
     late = k * pow2_fixed(-total, reference - SECOND_SHIFT)
     both = bmm_fixed(left, torch.cat((early, late), dim=1).transpose(1, 2))
     return torch.where(first.repeat(2, 1), both[..., :TILE_TOKENS], both[..., TILE_TOKENS:])

@@ -126,12 +126,12 @@ def _serial_pass(p: _Prepared, state: Tensor, steps: tuple[Step, ...], heads: in
         active = state[: (step.last - step.first) * heads]
         read[now] = bmm_fixed(p.kq[now], active.transpose(1, 2))
         residual = (p.v[now] - read[now, :TILE_TOKENS]) * p.beta[now]
-        # + 0.0 makes every zero positive, so that equal numbers are equal bytes.
-        u[now] = bmm_fixed(p.inverse[now], residual).add_(0.0)
+        u[now] = bmm_fixed(p.inverse[now], residual)
         if step.closing:
             closing = slice(step.first * heads, (step.first + step.closing) * heads)
             moved = state[: step.closing * heads]
             added = bmm_fixed(u[closing].transpose(1, 2), p.k_rest[closing])
+            # + 0.0 makes every zero positive, so that equal numbers are equal bytes.
             moved.mul_(p.decay[closing]).add_(added).add_(0.0)
     return (read[:, TILE_TOKENS:] + bmm_fixed(p.outputs, u)).add_(0.0)
 

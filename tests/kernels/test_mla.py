@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from forkpoint.kernels.mla import blocks
+from forkpoint.kernels.mla import blocks, ragged, shared
 from forkpoint.kernels.mla.naive import paged_mla, write_latents
-from tests.support.kernels import same_bytes
+from tests.support.kernels import negative_zeros, same_bytes
 
 NAN = float("nan")
 # heads, r, dr: four tokens a block; five, with a row to spare; one; two blocks a token, one of them part full.
@@ -182,6 +182,17 @@ def test_a_large_score_does_not_overflow() -> None:
     out = alone(large, [300])
     assert bool(torch.isfinite(out).all())
     torch.testing.assert_close(out.double(), large.dense(), rtol=1e-2, atol=1e-1)
+
+
+def test_zeros_of_the_output_are_positive(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shared, "bmm_fixed", negative_zeros)
+    monkeypatch.setattr(ragged, "bmm_fixed", negative_zeros)
+    s = sequence(70)
+    values = s.latents.clone()
+    values[:, : s.r] = 0.0
+    for cuts in ([70], [1] * 70):
+        out = alone(Sequence(s.q, values, s.r), cuts)
+        assert same_bytes(out, torch.zeros_like(out))
 
 
 def test_a_table_that_is_too_short_is_refused() -> None:

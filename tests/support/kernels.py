@@ -8,6 +8,7 @@ from torch import Tensor
 
 from forkpoint.kernels.elementwise import GATE_ONE, sigmoid, silu
 from forkpoint.kernels.kda.naive import OpenRows, kda_gate, recurrent_kda, tile_kda
+from forkpoint.kernels.matmul.naive import bmm_fixed
 from forkpoint.kernels.norm.naive import l2_norm
 
 POISON_GATE = -(2**31) + 7
@@ -29,6 +30,12 @@ def at_offset(x: Tensor, items: int) -> Tensor:
     place = room[items:].view(x.shape)
     place.copy_(x)
     return place
+
+
+def negative_zeros(a: Tensor, b: Tensor) -> Tensor:
+    """A batched product whose zeros are all negative."""
+    product = bmm_fixed(a, b)
+    return torch.where(product == 0, -0.0, product)
 
 
 def relative_rmse(a: Tensor, reference: Tensor) -> float:
