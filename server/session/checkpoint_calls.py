@@ -37,6 +37,7 @@ class CheckpointCalls:
     async def _create(self, live: LiveSession, checkpoint: str, request: RequestKey | None) -> CheckpointView:
         captured: Captured | None = None
         live.wanted += 1
+        live.will_sample = live.generation is not None
         try:
             while captured is None:
                 # A generation stays one token behind its head: what the log holds now is enough.

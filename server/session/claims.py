@@ -122,6 +122,7 @@ class Claims:
                     raise error
         finally:
             live.wanted -= 1
+            self.core.wake()
 
     async def refresh(self, live: LiveSession) -> None:
         """After a lost answer: take what the store holds and this node does not know. Raises StaleEpochError."""

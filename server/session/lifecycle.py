@@ -2,7 +2,13 @@
 
 import contextlib
 
-from forkpoint.errors import NotFoundError, SessionPausedError, SessionRelocatingError
+from forkpoint.errors import (
+    InvalidFieldError,
+    NotFoundError,
+    PositionBeyondHeadError,
+    SessionPausedError,
+    SessionRelocatingError,
+)
 from forkpoint.ids import SessionName, check_id, new_id
 from forkpoint.server.session.api import CreateSession, ForkCall, SessionView
 from forkpoint.server.session.claims import Claims
@@ -100,9 +106,11 @@ class Lifecycle:
             return await self._views.one(row)
 
     async def _rewind(self, live: LiveSession, position: int, request: RequestKey | None) -> SessionRow:
-        # The store says which error a bad position is, before a generation is ended for it.
+        # Before a generation is ended for it.
+        if position < 0:
+            raise InvalidFieldError("position", f"{position} is negative")
         if position > live.head:
-            await self._core.catalog.read_log(live.name, position, 1)
+            raise PositionBeyondHeadError(str(live.name), position, live.head)
         async with self._claims.seized(live, "rewind", FinishReason.CANCELLED):
             live.held = True
             try:

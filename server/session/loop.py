@@ -82,11 +82,13 @@ class StepLoop:
         candidates = self._candidates()
         if not candidates:
             return acted
-        plan = await self._schedule(candidates)
-        if plan.shares:
-            await self._commit(plan, await self._run(plan.shares))
-        await self._make_room(plan)
-        return acted or bool(plan.shares or plan.park)
+        for group in self._groups(candidates):
+            plan = await self._schedule(group)
+            if plan.shares:
+                await self._commit(plan, await self._run(plan.shares))
+            await self._make_room(plan)
+            acted = acted or bool(plan.shares or plan.park)
+        return acted
 
     async def _guarded_step(self) -> bool:
         try:
@@ -132,7 +134,16 @@ class StepLoop:
                 )
         return found
 
+    def _groups(self, candidates: Sequence[Candidate[SessionName]]) -> list[list[Candidate[SessionName]]]:
+        """One batch of all that are well; whoever failed last time runs alone, so that it fails nobody else."""
+        well = [c for c in candidates if self._core.lives[c.key].failures == 0]
+        groups = [[c] for c in candidates if self._core.lives[c.key].failures > 0]
+        return [well, *groups] if well else groups
+
     async def _schedule(self, candidates: Sequence[Candidate[SessionName]]) -> StepPlan[SessionName]:
+        # An earlier group's step may have parked it or found that another node has it.
+        lives = self._core.lives
+        candidates = [c for c in candidates if c.key in lives and lives[c.key].place is Place.RESIDENT]
         capacity = await self._core.engine.capacity()
         limits = StepLimits(capacity.pages_free, self._core.options.prefill_chunk_tokens)
         plan = plan_step(candidates, limits, self._history, self._residents.idle())

@@ -65,6 +65,7 @@ class Restorer:
                 damaged.add((usable.row.numerics_id, usable.row.grid_position))
                 self._core.counters.fallback_restores += 1
                 log.warning("%s: the checkpoint at %d is not usable: %s", live.name, usable.row.grid_position, error)
+        live.will_sample = True
         self._attach(live, tokens, points, sequence, usable, known)
         return await self._note(live, usable, head, size, len(damaged))
 

@@ -2,7 +2,7 @@
 
 import logging
 
-from forkpoint.errors import ForkpointError, SessionRelocatingError
+from forkpoint.errors import AbortedError, ForkpointError, SessionRelocatingError
 from forkpoint.server.session.checkpoint import Checkpointer
 from forkpoint.server.session.core import NodeCore
 from forkpoint.server.session.live import LiveSession
@@ -74,6 +74,8 @@ class Settler:
                 generation.feed((token,))
         if generation is None:
             return
+        if not missed.token_ids and generation.finish is None:
+            self._core.back_off(live, AbortedError(f"{live.name}: the store refuses its step at {live.head}"))
         row = await self._core.catalog.get_generation(live.name, generation.row.generation)
         if row.finish is not None and row.end is not None:
             await self._finish(live, row.finish, row.end, outcome.head_hash)

@@ -48,30 +48,36 @@ class Shutdown:
         if core.draining:
             return
         core.draining = True
-        await self._loop.halt()
-        lives = list(core.lives.values())
-        for live in lives:
-            live.leave(NodeDrainingError(core.options.node))
-        await self._images.clear()
         try:
             async with asyncio.timeout(core.options.shutdown_seconds * CHECKPOINT_SHARE):
-                await self._checkpoint(lives)
+                await self._loop.halt()
+                self._end_streams()
+                await self._images.clear()
+                await self._checkpoint(list(core.lives.values()))
         except TimeoutError:
             log.warning("not every session was checkpointed in time: the log has what is missing")
-        for live in lives:
-            await self._release(live)
+            self._end_streams()
+        try:
+            async with asyncio.timeout(core.options.shutdown_seconds * (1 - CHECKPOINT_SHARE)):
+                for live in core.lives.values():
+                    await self._release(live)
+        except TimeoutError:
+            log.warning("not every session was released in time: another node finds this one dead")
         core.lives.clear()
         await self._presence.end()
         await core.tasks.close()
         core.engine.close()
+
+    def _end_streams(self) -> None:
+        for live in self._core.lives.values():
+            live.leave(NodeDrainingError(self._core.options.node))
 
     async def vanish(self) -> None:
         """Stop without a word to the store."""
         self._core.draining = True
         await self._presence.vanish()
         await self._core.tasks.close()
-        for live in list(self._core.lives.values()):
-            live.leave(NodeDrainingError(self._core.options.node))
+        self._end_streams()
         self._core.lives.clear()
         self._core.engine.close()
 
@@ -80,6 +86,8 @@ class Shutdown:
             if live.place is Place.RESIDENT:
                 await self._residents.evict(live)
         for live in lives:
+            while live.place is Place.RESTORING:
+                await live.changed.wait()
             await self._checkpointer.settle(live)
 
     async def _release(self, live: LiveSession) -> None:

@@ -5,6 +5,8 @@ import logging
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
+from forkpoint.errors import UnavailableError
+
 T = TypeVar("T")
 log = logging.getLogger(__name__)
 
@@ -12,7 +14,7 @@ log = logging.getLogger(__name__)
 class TaskOwner:
     """Runs coroutines that belong to the node, not to a caller: a caller that is cancelled leaves them running.
 
-    The task made in `start` is the one task without a group of its own: it holds the group, and `close` ends it.
+    A caller whose work is cut off by `close` gets UnavailableError.
     """
 
     def __init__(self) -> None:
@@ -24,6 +26,7 @@ class TaskOwner:
     async def start(self) -> None:
         """Open the group."""
         ready = asyncio.Event()
+        # owner: `close` awaits it; it holds the group in which everything else runs.
         self._holder = asyncio.get_running_loop().create_task(self._hold(ready))
         await ready.wait()
 
@@ -72,7 +75,7 @@ async def _into(work: Coroutine[Any, Any, T], result: "asyncio.Future[T]") -> No
     except Exception as error:  # noqa: BLE001 - the caller gets it
         result.set_exception(error)
     except BaseException:
-        result.cancel()
+        result.set_exception(UnavailableError("the node is going away"))
         raise
     else:
         result.set_result(value)

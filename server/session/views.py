@@ -49,7 +49,8 @@ class Views:
         elif row.owner in nodes:
             node = nodes[row.owner].node
         if live is not None and row.state is SessionState.ACTIVE:
-            consumed = live.consumed if live.place is Place.RESIDENT else 0
+            # The row was read a moment ago: the live session may have gone on since.
+            consumed = min(live.consumed, row.head) if live.place is Place.RESIDENT else 0
             if live.place is Place.RESTORING:
                 state = "RESTORING"
             elif live.generation is not None:

@@ -1,7 +1,5 @@
 """Create, append, generate, read, and go on after a crash."""
 
-import asyncio
-
 import pytest
 
 from forkpoint.errors import EmptySessionError, UnavailableError
@@ -9,7 +7,7 @@ from forkpoint.server.engine.batch import Sample
 from forkpoint.server.session.api import GenerateCall
 from forkpoint.statestore.records import FinishReason, Kind
 from tests.support.hash_engine import continuation
-from tests.support.session_site import Read, Running, Site, key, until
+from tests.support.session_site import Running, Site, key, until
 
 PROMPT = list(b"the quick brown fox jumps over the lazy dog")
 GREEDY = Sample(0.0, 0, 1.0, 0.0, 7)
@@ -43,13 +41,7 @@ async def test_a_generation_goes_on_in_a_second_node_after_a_crash(site: Site) -
     name = await first.session("s")
     await first.append(name, PROMPT)
     call = GenerateCall(name, key("g"), max_tokens=120)
-    read = Read()
-
-    async def consume() -> None:
-        async for event in first.node.generate(call):
-            read.take(event)
-
-    task = asyncio.get_running_loop().create_task(consume())
+    read, task = first.reading(call)
     await until(lambda: len(read.tokens) >= 60)
     await first.crash()
     with pytest.raises(UnavailableError):

@@ -2,11 +2,10 @@
 
 import asyncio
 import itertools
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from forkpoint.clock import Clock
 from forkpoint.ids import SessionName
@@ -157,6 +156,16 @@ class Running:
                 read.take(event)
         return read
 
+    def reading(self, call: GenerateCall) -> "tuple[Read, asyncio.Task[None]]":
+        """Read a generation beside the test, which looks at what came so far."""
+        read = Read()
+
+        async def consume() -> None:
+            async for event in self.node.generate(call):
+                read.take(event)
+
+        return read, background(consume())
+
     async def fork(self, name: SessionName, *children: str, position: int | None = None) -> list[SessionName]:
         """Named children."""
         views, _ = await self.node.fork(ForkCall(name, len(children), position, children))
@@ -226,14 +235,6 @@ async def until(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0.002)
 
 
-@asynccontextmanager
-async def opened(folder: Path, backend: str) -> AsyncIterator[Site]:
-    """A site that is closed, and checked, at the end."""
-    site = Site(folder, backend)
-    try:
-        yield site
-    finally:
-        for running in list(site.nodes):
-            await running.stop()
-    for running in site.nodes:
-        assert running.engine.sequences == {}
+def background(work: Coroutine[Any, Any, T]) -> "asyncio.Task[T]":
+    """Run beside the test."""
+    return asyncio.get_running_loop().create_task(work)  # owner: the test that awaits it

@@ -1,0 +1,202 @@
+"""Append and Generate: one at a time, once per request id, checked before anything happens."""
+
+import asyncio
+
+import pytest
+
+from forkpoint.errors import (
+    DurabilityNotReachedError,
+    ForkpointError,
+    InvalidFieldError,
+    LogTailMissingError,
+    NotFoundError,
+    NotUtf8Error,
+    PositionConflictError,
+    RequestIdReusedError,
+    SessionBusyError,
+    TokenOutOfRangeError,
+)
+from forkpoint.ids import SessionName
+from forkpoint.server.engine.batch import Sample
+from forkpoint.server.session.api import AppendCall, GenerateCall, Input
+from forkpoint.statestore.records import Durability
+from tests.support.hash_engine import VOCAB_SIZE, continuation
+from tests.support.session_site import WORKFLOW, Running, key, until
+
+PROMPT = list(b"one two three four five six seven")
+GREEDY = Sample(0.0, 0, 1.0, 0.0, 7)
+
+
+async def test_an_append_says_where_its_tokens_lie(node: Running) -> None:
+    name = await node.session("s")
+    first = await node.node.append(AppendCall(name, Input(text="héllo".encode())))
+    assert first.token_ids == tuple("héllo".encode())
+    second = await node.node.append(AppendCall(name, Input(messages=(("user", b"hi"),), add_generation_prompt=True)))
+    assert second.token_ids == (256, 104, 105, 258, 257)
+    assert (second.outcome.start, second.outcome.head) == (6, 11)
+    row = (await node.node.get_session(name)).row
+    assert (row.head, row.head_hash) == (11, second.outcome.head_hash)
+
+
+@pytest.mark.parametrize(
+    ("given", "error"),
+    [
+        (Input(), InvalidFieldError),
+        (Input(token_ids=(1,), text=b"x"), InvalidFieldError),
+        (Input(text=b"ok\xff"), NotUtf8Error),
+        (Input(messages=(("user", b"\xc3"),)), NotUtf8Error),
+        (Input(token_ids=(0, VOCAB_SIZE)), TokenOutOfRangeError),
+        (Input(token_ids=(-1,)), TokenOutOfRangeError),
+    ],
+)
+async def test_bad_input_changes_nothing(node: Running, given: Input, error: type[ForkpointError]) -> None:
+    name = await node.session("s")
+    with pytest.raises(error):
+        await node.node.append(AppendCall(name, given, request=key("a")))
+    if given != Input():
+        with pytest.raises(error):
+            await node.generate(GenerateCall(name, key("g"), given))
+    view = await node.node.get_session(name)
+    assert (view.row.head, view.state) == (0, "ACTIVE")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"max_tokens": -1},
+        {"temperature": -0.1},
+        {"temperature": float("nan")},
+        {"top_p": 0.0},
+        {"top_p": 1.1},
+        {"top_k": -1},
+        {"min_p": 2.0},
+        {"seed": 2**63},
+        {"stop_text": (b"",)},
+        {"stop_text": (b"x" * 257,)},
+        {"stop_text": (b"x",) * 17},
+        {"stop_ids": (VOCAB_SIZE,)},
+    ],
+    ids=str,
+)
+async def test_bad_parameters_change_nothing(node: Running, change: dict[str, object]) -> None:
+    name = await node.session("s")
+    with pytest.raises((InvalidFieldError, TokenOutOfRangeError)):
+        await node.generate(GenerateCall(name, key("g"), Input(token_ids=(1, 2)), **change))  # type: ignore[arg-type]
+    assert (await node.node.get_session(name)).row.head == 0
+
+
+async def test_an_unknown_session_is_not_found(node: Running) -> None:
+    ghost = SessionName(WORKFLOW, "ghost")
+    with pytest.raises(NotFoundError):
+        await node.append(ghost, PROMPT)
+    with pytest.raises(NotFoundError):
+        await node.generate(GenerateCall(ghost, key("g")))
+
+
+async def test_a_generation_keeps_other_writers_off(node: Running) -> None:
+    name = await node.session("s")
+    node.engine.step_pause = 0.002
+    await node.append(name, PROMPT)
+    read, task = node.reading(GenerateCall(name, key("g"), max_tokens=60))
+    await until(lambda: len(read.tokens) > 3)
+    with pytest.raises(SessionBusyError):
+        await node.append(name, b"x")
+    with pytest.raises(SessionBusyError):
+        await node.generate(GenerateCall(name, key("h")))
+    await task
+    assert read.tokens == continuation(PROMPT, 60, GREEDY)[0]
+
+
+async def test_of_two_appends_at_once_both_or_one_gets_busy_and_none_is_lost(node: Running) -> None:
+    name = await node.session("s")
+    results = await asyncio.gather(*(node.append(name, [n] * 3) for n in range(8)), return_exceptions=True)
+    good = [n for n, result in enumerate(results) if not isinstance(result, BaseException)]
+    assert good, "somebody goes first"
+    assert all(isinstance(r, SessionBusyError) for r in results if isinstance(r, BaseException))
+    log = await node.log(name)
+    assert sorted(log) == sorted([n for n in good for _ in range(3)])
+
+
+async def test_equal_request_ids_execute_once_also_at_the_same_time(node: Running) -> None:
+    name = await node.session("s")
+    results = await asyncio.gather(*(node.append(name, PROMPT, request="a") for _ in range(5)))
+    assert {result.outcome.head for result in results} == {len(PROMPT)}
+    assert sorted(result.outcome.replayed for result in results) == [False, True, True, True, True]
+    assert await node.log(name) == PROMPT
+    call = GenerateCall(name, key("g"), Input(token_ids=(5, 6)), max_tokens=30)
+    reads = await asyncio.gather(*(node.generate(call) for _ in range(4)))
+    assert all(read.tokens == reads[0].tokens and read.finished == reads[0].finished for read in reads)
+    assert (await node.node.get_session(name)).row.head == len(PROMPT) + 32
+
+
+async def test_a_request_id_with_other_content_is_refused(node: Running) -> None:
+    name = await node.session("s")
+    await node.append(name, PROMPT, request="a")
+    with pytest.raises(RequestIdReusedError):
+        await node.node.append(AppendCall(name, Input(token_ids=(1,)), request=key("a", "something else")))
+    assert await node.log(name) == PROMPT
+
+
+async def test_what_the_caller_expects_is_checked_on_first_execution_only(node: Running) -> None:
+    name = await node.session("s")
+    first = await node.append(name, PROMPT)
+    expecting = AppendCall(
+        name,
+        Input(token_ids=(1, 2)),
+        expected_position=len(PROMPT),
+        expected_head_hash=first.outcome.head_hash,
+        request=key("a"),
+    )
+    done = await node.node.append(expecting)
+    assert (await node.node.append(expecting)).outcome.head == done.outcome.head
+    with pytest.raises(PositionConflictError):
+        await node.node.append(AppendCall(name, Input(token_ids=(1,)), expected_position=3))
+    with pytest.raises(LogTailMissingError):
+        await node.node.append(AppendCall(name, Input(token_ids=(1,)), expected_position=99))
+    with pytest.raises(LogTailMissingError):
+        await node.generate(GenerateCall(name, key("g"), expected_position=99))
+    assert len(await node.log(name)) == len(PROMPT) + 2
+
+
+async def test_a_durability_beyond_the_store_is_refused(node: Running) -> None:
+    name = await node.session("s")
+    with pytest.raises(DurabilityNotReachedError):
+        await node.node.append(AppendCall(name, Input(token_ids=(1,)), durability=Durability.REPLICATED))
+    await node.node.append(AppendCall(name, Input(token_ids=(1,)), durability=Durability.MEMORY))
+
+
+async def test_a_caller_that_goes_away_leaves_its_append_running(node: Running) -> None:
+    name = await node.session("s")
+    task = asyncio.get_running_loop().create_task(node.append(name, PROMPT, request="a"))  # owner: this test
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    again = await node.append(name, PROMPT, request="a")
+    assert again.outcome.head == len(PROMPT)
+    assert await node.log(name) == PROMPT
+
+
+async def test_append_prefills_in_the_background(node: Running) -> None:
+    name = await node.session("s")
+    await node.append(name, PROMPT * 5)
+    await until(lambda: node.engine.sequences != {})
+    await node.idle(name)
+    assert node.engine.steps and all(work.sample is None for step in node.engine.steps for work in step)
+
+
+async def test_interleaved_appends_and_generations_equal_one_sequence(node: Running) -> None:
+    name = await node.session("s")
+    log: list[int] = []
+    for turn in range(12):
+        prompt = [turn + 1] * (turn % 5 + 1)
+        await node.append(name, prompt)
+        log += prompt
+        count = turn * 7 % 23 + 1
+        read = await node.generate(GenerateCall(name, key(f"g{turn}"), max_tokens=count))
+        assert read.tokens == continuation(log, count, GREEDY)[0]
+        log += read.tokens
+    assert await node.log(name) == log
+    view = await node.node.get_session(name)
+    prompts = sum(turn % 5 + 1 for turn in range(12))
+    assert (view.usage.prompt_tokens, view.usage.generated_tokens) == (prompts, len(log) - prompts)

@@ -1,0 +1,170 @@
+"""Faults for stores: wrappers over the two ports, a faulty VFS and faulty file operations."""
+
+import errno
+import itertools
+import os
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any, cast
+
+import apsw
+
+from forkpoint.errors import BlobMissingError
+from forkpoint.statestore.base import BlobStore, Catalog
+from forkpoint.statestore.file.ops import SystemFileOps
+
+_NUMBERS = itertools.count()
+
+
+class FaultyBlobs:
+    """A blob store whose frames and answers can be spoilt.
+
+    `errors` maps a method's name to an error that it raises before doing anything; `damage` changes frames as they
+    are read; digests in `hidden` seem missing. `calls` counts calls by method.
+    """
+
+    def __init__(self, inner: BlobStore) -> None:
+        self._inner = inner
+        self.errors: dict[str, Exception] = {}
+        self.damage: dict[str, Callable[[bytes], bytes]] = {}
+        self.hidden: set[str] = set()
+        self.calls: dict[str, int] = {}
+
+    def _enter(self, method: str) -> None:
+        self.calls[method] = self.calls.get(method, 0) + 1
+        if method in self.errors:
+            raise self.errors[method]
+
+    async def put(self, digest: str, frame: bytes) -> bool:
+        self._enter("put")
+        return await self._inner.put(digest, frame)
+
+    async def get(self, digest: str) -> bytes:
+        self._enter("get")
+        if digest in self.hidden:
+            raise BlobMissingError(digest)
+        frame = await self._inner.get(digest)
+        return self.damage[digest](frame) if digest in self.damage else frame
+
+    async def has(self, digest: str) -> bool:
+        self._enter("has")
+        return digest not in self.hidden and await self._inner.has(digest)
+
+    async def replace(self, digest: str, frame: bytes) -> None:
+        self._enter("replace")
+        self.damage.pop(digest, None)
+        self.hidden.discard(digest)
+        await self._inner.replace(digest, frame)
+
+    async def delete(self, digest: str) -> None:
+        self._enter("delete")
+        await self._inner.delete(digest)
+
+    async def digests(self) -> AsyncIterator[str]:
+        self._enter("digests")
+        async for digest in self._inner.digests():
+            yield digest
+
+    async def close(self) -> None:
+        await self._inner.close()
+
+
+class FaultyCatalog:
+    """A catalog whose calls can fail before their effect, or after it (the answer is lost)."""
+
+    def __init__(self, inner: Catalog) -> None:
+        self._inner = inner
+        self.before: dict[str, Exception] = {}
+        self.after: dict[str, Exception] = {}
+        self.calls: dict[str, int] = {}
+
+    @classmethod
+    def over(cls, inner: Catalog) -> "tuple[FaultyCatalog, Catalog]":
+        """The wrapper twice: to spoil, and typed as the port."""
+        faulty = cls(inner)
+        return faulty, cast(Catalog, faulty)
+
+    def __getattr__(self, method: str) -> Any:
+        attribute = getattr(self._inner, method)
+        if not callable(attribute):
+            return attribute
+
+        async def call(*args: Any, **kwargs: Any) -> Any:
+            self.calls[method] = self.calls.get(method, 0) + 1
+            if method in self.before:
+                raise self.before.pop(method)
+            result = await attribute(*args, **kwargs)
+            if method in self.after:
+                raise self.after.pop(method)
+            return result
+
+        return call
+
+
+class FaultyVFS(apsw.VFS):
+    """SQLite's system VFS with a switch for each fault. Close all connections, then unregister()."""
+
+    def __init__(self) -> None:
+        self.vfs_name = f"faulty-{next(_NUMBERS)}"
+        self.write_error: Exception | None = None
+        self.sync_error: Exception | None = None
+        self.syncs = 0
+        super().__init__(self.vfs_name, "")
+
+    def xOpen(self, name: "str | apsw.URIFilename | None", flags: list[int]) -> apsw.VFSFile:
+        return _FaultyFile(self, name, flags)
+
+
+class _FaultyFile(apsw.VFSFile):
+    def __init__(self, vfs: FaultyVFS, name: "str | apsw.URIFilename | None", flags: list[int]) -> None:
+        super().__init__("", name, flags)
+        self._vfs = vfs
+
+    def excepthook(self, *args: object) -> None:
+        """An error that a fault raised on purpose needs no report."""
+
+    def xWrite(self, data: bytes, offset: int) -> None:
+        if self._vfs.write_error is not None:
+            raise self._vfs.write_error
+        super().xWrite(data, offset)
+
+    def xSync(self, flags: int) -> None:
+        self._vfs.syncs += 1
+        if self._vfs.sync_error is not None:
+            raise self._vfs.sync_error
+        super().xSync(flags)
+
+
+class FaultyOps(SystemFileOps):
+    """File operations that fail with an errno while it is set; a failing write leaves half of its bytes."""
+
+    def __init__(self) -> None:
+        self.write_errno = 0
+        self.rename_errno = 0
+        self.sync_folder_errno = 0
+        self.read_errno = 0
+
+    def write_synced(self, path: Path, data: bytes) -> None:
+        if self.write_errno:
+            path.write_bytes(data[: len(data) // 2])
+            raise OSError(self.write_errno, os.strerror(self.write_errno))
+        super().write_synced(path, data)
+
+    def rename(self, source: Path, target: Path) -> None:
+        if self.rename_errno:
+            raise OSError(self.rename_errno, os.strerror(self.rename_errno))
+        super().rename(source, target)
+
+    def sync_folder(self, path: Path) -> None:
+        if self.sync_folder_errno:
+            raise OSError(self.sync_folder_errno, os.strerror(self.sync_folder_errno))
+        super().sync_folder(path)
+
+    def read(self, path: Path) -> bytes:
+        if self.read_errno:
+            raise OSError(self.read_errno, os.strerror(self.read_errno))
+        return super().read(path)
+
+
+FULL = errno.ENOSPC
+BROKEN = errno.EIO
