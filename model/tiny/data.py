@@ -90,18 +90,22 @@ def _value(rng: Random) -> str:
     return "".join(rng.choices(_VALUE_CHARS, k=6))
 
 
-def _source(rng: Random, split: str, length: int) -> bytes:
-    """`length` bytes of source from a random line start."""
+def _source(rng: Random, split: str, length: int, whole_lines: bool = False) -> bytes:
+    """`length` bytes of source from a random line start; with `whole_lines`, the next start whose text ends a line."""
     text = corpus(split)
     if length > len(text) // 2:
         raise ValueError(f"length {length} exceeds half of the {split} source ({len(text)} bytes)")
     start = text.index(b"\n", rng.randrange(len(text) - length - 4096)) + 1
+    while whole_lines and text[start + length - 1 : start + length] != b"\n":
+        start = text.index(b"\n", start) + 1
+        if start + length > len(text):
+            start = 0
     return text[start : start + length]
 
 
 def _plant(rng: Random, source: bytes, lines: list[bytes]) -> bytes:
     """`source` with `lines`, in this order, inserted at distinct random line starts."""
-    starts = [0] + [m.end() for m in re.finditer(rb"\n", source)][:-1]
+    starts = [0, *(m.end() for m in re.finditer(rb"\n", source[:-1]))]
     if len(starts) < len(lines):
         raise ValueError(f"{len(lines)} memos need as many lines, got {len(starts)}")
     cuts = sorted(rng.sample(starts, len(lines)))
@@ -117,7 +121,7 @@ def memo_line(key: str, value: str) -> bytes:
 def make_document(seed: int, length: int, memos: int) -> tuple[bytes, dict[str, str]]:
     """Python source of exactly `length` ASCII bytes with `memos` planted memo lines; returns (document, key -> value).
 
-    Ends with a newline. Source that no training run has seen. Raises ValueError when `length` has no room for the memos.
+    Whole lines of source that no training run has seen. Raises ValueError when `length` has no room for the memos.
     """
     rng = Random(f"document {seed}")
     planted: dict[str, str] = {}
@@ -127,12 +131,7 @@ def make_document(seed: int, length: int, memos: int) -> tuple[bytes, dict[str, 
     room = length - sum(map(len, lines))
     if room < 64 * max(1, memos):
         raise ValueError(f"{length} bytes have no room for {memos} memos")
-    source = _source(rng, "eval", room)
-    kept = source[: source.rindex(b"\n") + 1]
-    filler = room - len(kept)  # a comment line stands for the line that would be cut
-    if filler:
-        kept += b"#" * (filler - 1) + b"\n"
-    return _plant(rng, kept, lines), planted
+    return _plant(rng, _source(rng, "eval", room, whole_lines=True), lines), planted
 
 
 def turn(role: str, text: str) -> list[int]:

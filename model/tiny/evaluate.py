@@ -51,7 +51,7 @@ def recurrent_kda(
 
 
 class Reference:
-    """The tiny model in fp32. A `cache` (a dictionary, empty at first) carries conv inputs, KDA states, keys and values."""
+    """The tiny model in fp32. A `cache` (a dictionary, empty at first) carries conv inputs, states, keys and values."""
 
     def __init__(self, folder: Path, device: str) -> None:
         self.config = json.loads((folder / "config.json").read_text())
@@ -110,16 +110,18 @@ class Reference:
         )
         batch, length, _ = h.shape
         q = self._lin(h, name + "q_proj").view(batch, length, heads, nope + rope)
-        latent, key = self._lin(h, name + "kv_a_proj_with_mqa").split([c["kv_lora_rank"], rope], -1)
+        latent, key = torch.split(self._lin(h, name + "kv_a_proj_with_mqa"), [c["kv_lora_rank"], rope], -1)
         latent = rms(latent, self.weights[name + "kv_a_layernorm.weight"], 1e-6)
-        kn, v = self._lin(latent, name + "kv_b_proj").view(batch, length, heads, nope + value).split([nope, value], -1)
+        kv = self._lin(latent, name + "kv_b_proj").view(batch, length, heads, nope + value)
+        kn, v = torch.split(kv, [nope, value], -1)
         k = torch.cat([kn, key[:, :, None].expand(-1, -1, heads, -1)], -1)
         if name + "k" in cache:
             k, v = torch.cat([cache[name + "k"], k], 1), torch.cat([cache[name + "v"], v], 1)
         cache[name + "k"], cache[name + "v"] = k, v
         mask = torch.ones(length, k.shape[1], dtype=torch.bool, device=h.device).tril(k.shape[1] - length)
+        q, k, v = (x.transpose(1, 2) for x in (q, k, v))
         rows = [  # a few sequences at a time bounds the score matrix
-            F.scaled_dot_product_attention(*(x[i : i + 4].transpose(1, 2) for x in (q, k, v)), attn_mask=mask)
+            F.scaled_dot_product_attention(q[i : i + 4], k[i : i + 4], v[i : i + 4], attn_mask=mask)
             for i in range(0, batch, 4)
         ]
         o = torch.cat(rows).transpose(1, 2).reshape(batch, length, -1)
@@ -213,7 +215,7 @@ def recall(model: Reference, distance: int, trials: int, seed: int = 100_000) ->
     talks = []
     for i in range(trials):
         prompt, value = data.recall_trial(seed + i, distance)
-        talks.append((prompt + [*value, data.END], [slice(len(prompt), len(prompt) + len(value) + 1)]))
+        talks.append(([*prompt, *value, data.END], [slice(len(prompt), len(prompt) + len(value) + 1)]))
     report(f"recall {distance} back", answers_right(model, talks))
 
 

@@ -1,14 +1,15 @@
-"""Trains the tiny model on one GPU: `python -m forkpoint.model.tiny.train --out DIR --seconds 420`.
+"""Trains the tiny model on one GPU: `python -m forkpoint.model.tiny.train --out DIR`.
 
-Forward and backward of KDA come from fla-core 0.6 (`pip install fla-core==0.6.0 einops`), for training only; the rest is
-torch, with the pointwise parts compiled. `--device cpu --steps 2` runs the same code with a plain recurrence, to check it.
-The schedule follows the clock, so a run ends on time whatever the machine: its length is part of the recipe.
+Forward and backward of KDA come from fla-core 0.6 (`pip install fla-core==0.6.0 einops`), for training only; the rest
+is torch, with the pointwise parts compiled. The schedule follows the clock, so a run ends on time whatever the machine:
+its length is part of the recipe. `--device cpu --steps 2 --length 128 --tokens 256` runs the same code with the plain
+recurrence, to check it.
 """
 
 import argparse
-import json
 import math
 import shutil
+import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -16,6 +17,7 @@ from concurrent.futures import Future, ProcessPoolExecutor
 from dataclasses import dataclass
 from multiprocessing import get_context
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import torch
@@ -23,75 +25,19 @@ import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from forkpoint.model.tiny import data
+from forkpoint.model.tiny import data, network
+from forkpoint.model.tiny.network import DIM, HEADS, KDA_LAYERS, LAYERS, Q_HEADS
 
 HERE = Path(__file__).parent
-CONFIG: dict[str, Any] = json.loads((HERE / "config.json").read_text())
-HIDDEN, VOCAB, LAYERS, EPS = (CONFIG[k] for k in ("hidden_size", "vocab_size", "num_hidden_layers", "rms_norm_eps"))
-KDA_LAYERS = [n - 1 for n in CONFIG["linear_attn_config"]["kda_layers"]]
-HEADS, DIM, TAPS = (CONFIG["linear_attn_config"][k] for k in ("num_heads", "head_dim", "short_conv_kernel_size"))
-LOWER_BOUND: float = CONFIG["linear_attn_config"]["gate_lower_bound"]
-Q_HEADS, NOPE, ROPE, VALUE = (
-    CONFIG[k] for k in ("num_attention_heads", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
-)
-LATENT, FFN = CONFIG["kv_lora_rank"], CONFIG["intermediate_size"]
 KEPT_FP32 = ("A_log", "dt_bias", "conv1d.weight", "o_norm.weight")
 TOKENS_A_STEP = 73_728  # 144 x 512 = 36 x 2048 = 16 x 4608 = 8 x 9216: compiled parts see one shape
 
 # (share of the time, {row length: chance})
-PHASES = ((0.35, {512: 1.0}), (0.22, {2048: 1.0}), (0.43, {4608: 0.85, 9216: 0.15}))
-
-
-def initial_weights(seed: int) -> dict[str, Tensor]:
-    """Fresh fp32 weights under their published names."""
-    torch.manual_seed(seed)
-    weights: dict[str, Tensor] = {}
-
-    def linear(name: str, rows: int, columns: int, gain: float = 1.0) -> None:
-        weights[name + ".weight"] = torch.randn(rows, columns) * (gain * columns**-0.5)
-
-    def ones(name: str, size: int) -> None:
-        weights[name + ".weight"] = torch.ones(size)
-
-    out_gain = (2 * LAYERS) ** -0.5
-    weights["model.embed_tokens.weight"] = torch.randn(VOCAB, HIDDEN) * 0.5
-    for layer in range(LAYERS):
-        name = f"model.layers.{layer}."
-        attn = name + "self_attn."
-        ones(name + "input_layernorm", HIDDEN)
-        ones(name + "post_attention_layernorm", HIDDEN)
-        if layer in KDA_LAYERS:
-            width = HEADS * DIM
-            for letter in "qkv":
-                linear(f"{attn}{letter}_proj", width, HIDDEN)
-                weights[f"{attn}{letter}_conv1d.weight"] = torch.empty(width, 1, TAPS).uniform_(-0.5, 0.5)
-            linear(attn + "f_a_proj", DIM, HIDDEN)
-            linear(attn + "f_b_proj", width, DIM)
-            linear(attn + "b_proj", HEADS, HIDDEN)
-            linear(attn + "g_proj", width, HIDDEN)
-            ones(attn + "o_norm", DIM)
-            # gates from -0.0003 to -0.5 a token: memories of a few to some thousand tokens
-            share = torch.exp(torch.empty(width).uniform_(math.log(3e-4), math.log(0.5))) / -LOWER_BOUND
-            weights[attn + "dt_bias"] = torch.logit(share)
-            weights[attn + "A_log"] = torch.zeros(HEADS)
-            linear(attn + "o_proj", HIDDEN, width, out_gain)
-        else:
-            linear(attn + "q_proj", Q_HEADS * (NOPE + ROPE), HIDDEN)
-            linear(attn + "kv_a_proj_with_mqa", LATENT + ROPE, HIDDEN)
-            ones(attn + "kv_a_layernorm", LATENT)
-            linear(attn + "kv_b_proj", Q_HEADS * (NOPE + VALUE), LATENT)
-            linear(attn + "g_proj", Q_HEADS * VALUE, HIDDEN)
-            linear(attn + "o_proj", HIDDEN, Q_HEADS * VALUE, out_gain)
-        linear(name + "mlp.gate_proj", FFN, HIDDEN)
-        linear(name + "mlp.up_proj", FFN, HIDDEN)
-        linear(name + "mlp.down_proj", HIDDEN, FFN, out_gain)
-    ones("model.norm", HIDDEN)
-    linear("lm_head", VOCAB, HIDDEN, 0.3)
-    return weights
+PHASES = ((0.15, {512: 1.0}), (0.20, {2048: 1.0}), (0.65, {4608: 0.85, 9216: 0.15}))
 
 
 def stored(weights: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors as the file holds them: bf16, but fp32 for the conv taps, the gates' constants and the output norm."""
+    """The tensors as the file holds them: bf16, but fp32 for conv taps, the gates' constants and the output norm."""
     return {
         n: t.detach().to("cpu", torch.float32 if n.endswith(KEPT_FP32) else torch.bfloat16).contiguous()
         for n, t in weights.items()
@@ -107,98 +53,20 @@ def save(weights: dict[str, Tensor], folder: Path) -> None:
             shutil.copyfile(HERE / name, folder / name)
 
 
-def rounded(weight: Tensor) -> Tensor:
-    """A weight as stored (bf16) and used in fp32; gradients pass straight through."""
-    return weight + (weight.bfloat16().float() - weight).detach()
-
-
-def rms(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps) * weight
-
-
-def lin(x: Tensor, weight: Tensor) -> Tensor:
-    return F.linear(x.bfloat16(), weight.bfloat16())
-
-
-def conv(x: Tensor, weight: Tensor, place: Tensor) -> Tensor:
-    """Causal conv and SiLU on flat rows x [N, C]; `place` [N] is each row's position in its sequence."""
-    x = x.float()
-    out = x * weight[:, 0, -1]
-    for back in range(1, TAPS):
-        shifted = F.pad(x, (0, 0, back, 0))[: x.shape[0]]
-        out = out + torch.where(place[:, None] >= back, shifted, 0.0) * weight[:, 0, -1 - back]
-    return F.silu(out).bfloat16()
-
-
-def ffn(x: Tensor, w: dict[str, Tensor]) -> Tensor:
-    h = rms(x, rounded(w["post_attention_layernorm.weight"]), EPS)
-    gate = F.silu(lin(h, w["mlp.gate_proj.weight"]).float())
-    return x + lin(gate * lin(h, w["mlp.up_proj.weight"]).float(), w["mlp.down_proj.weight"])
-
-
-def kda_before(x: Tensor, place: Tensor, w: dict[str, Tensor]) -> tuple[Tensor, ...]:
-    """x [N, hidden] fp32 -> q, k, v, z [N, C] bf16, beta [N, heads] fp32, output gate logits [N, C]."""
-    h = rms(x, rounded(w["input_layernorm.weight"]), EPS).bfloat16()
-    q, k, v = (conv(lin(h, w[f"self_attn.{n}_proj.weight"]), w[f"self_attn.{n}_conv1d.weight"], place) for n in "qkv")
-    z = lin(lin(h, w["self_attn.f_a_proj.weight"]), w["self_attn.f_b_proj.weight"])
-    beta = torch.sigmoid(lin(h, w["self_attn.b_proj.weight"]).float())
-    return q, k, v, z, beta, lin(h, w["self_attn.g_proj.weight"])
-
-
-def kda_after(x: Tensor, o: Tensor, gate: Tensor, w: dict[str, Tensor]) -> Tensor:
-    o = rms(o.float().view(-1, HEADS, DIM), w["self_attn.o_norm.weight"], EPS).view(o.shape)
-    return ffn(x + lin(o * torch.sigmoid(gate.float()), w["self_attn.o_proj.weight"]), w)
-
-
-def mla_before(x: Tensor, w: dict[str, Tensor]) -> tuple[Tensor, ...]:
-    """x [N, hidden] -> q, k, v [N, heads, 96] bf16 (v padded, so that flash attention takes it), output gate logits."""
-    h = rms(x, rounded(w["input_layernorm.weight"]), EPS).bfloat16()
-    q = lin(h, w["self_attn.q_proj.weight"]).view(-1, Q_HEADS, NOPE + ROPE)
-    latent, key = lin(h, w["self_attn.kv_a_proj_with_mqa.weight"]).split([LATENT, ROPE], -1)
-    latent = rms(latent.float(), rounded(w["self_attn.kv_a_layernorm.weight"]), 1e-6)
-    kn, v = lin(latent, w["self_attn.kv_b_proj.weight"]).view(-1, Q_HEADS, NOPE + VALUE).split([NOPE, VALUE], -1)
-    k = torch.cat([kn, key[:, None].expand(-1, Q_HEADS, -1)], -1)
-    return q, k, F.pad(v, (0, NOPE + ROPE - VALUE)), lin(h, w["self_attn.g_proj.weight"])
-
-
-def mla_after(x: Tensor, o: Tensor, gate: Tensor, w: dict[str, Tensor]) -> Tensor:
-    o = o[..., :VALUE].reshape(-1, Q_HEADS * VALUE).float()
-    return ffn(x + lin(o * torch.sigmoid(gate.float()), w["self_attn.o_proj.weight"]), w)
-
-
-def embed(ids: Tensor, weight: Tensor) -> Tensor:
-    return F.embedding(ids, rounded(weight))
-
-
-def head(x: Tensor, targets: Tensor, norm: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Loss of each token [N] fp32, and whether its target is the arg-max."""
-    logits = lin(rms(x, rounded(norm), EPS), weight).float()
-    return F.cross_entropy(logits, targets, reduction="none"), logits.argmax(-1) == targets
-
-
-def naive_kda(q: Tensor, k: Tensor, v: Tensor, z: Tensor, beta: Tensor, A_log: Tensor, dt_bias: Tensor) -> Tensor:
-    """The recurrent definition with autograd; q, k, v, z [B, T, H, D], beta [B, T, H]."""
-    q, k, v, z = (t.float() for t in (q, k, v, z))
-    q, k = (t * torch.rsqrt(t.square().sum(-1, keepdim=True) + 1e-6) for t in (q, k))
-    decay = torch.exp(LOWER_BOUND * torch.sigmoid(A_log.exp()[:, None] * (z + dt_bias.view(HEADS, DIM))))
-    state = q.new_zeros(q.shape[0], HEADS, DIM, DIM)
-    out = []
-    for t in range(q.shape[1]):
-        state = state * decay[:, t, :, :, None]
-        error = v[:, t] - torch.einsum("bhkv,bhk->bhv", state, k[:, t])
-        state = state + (beta[:, t, :, None] * k[:, t])[..., None] * error[:, :, None]
-        out.append(torch.einsum("bhkv,bhk->bhv", state, q[:, t] * DIM**-0.5))
-    return torch.stack(out, 1)
-
-
 def fla_kda(q: Tensor, k: Tensor, v: Tensor, z: Tensor, beta: Tensor, A_log: Tensor, dt_bias: Tensor) -> Tensor:
-    """The same by fla-core's chunked kernels."""
-    from fla.ops.kda import chunk_kda  # training only
+    """`naive_kda` by fla-core's chunked kernels."""
+    from fla.ops.kda import chunk_kda  # pyright: ignore[reportMissingImports]
 
-    o, _ = chunk_kda(
-        q, k, v, z, beta, use_qk_l2norm_in_kernel=True, use_gate_in_kernel=True, safe_gate=True, lower_bound=LOWER_BOUND,
-        A_log=A_log, dt_bias=dt_bias, disable_recompute=True,
-    )  # fmt: skip
+    o: Tensor = chunk_kda(
+        *(q, k, v, z, beta),
+        use_qk_l2norm_in_kernel=True,
+        use_gate_in_kernel=True,
+        safe_gate=True,
+        lower_bound=network.LOWER_BOUND,
+        A_log=A_log,
+        dt_bias=dt_bias,
+        disable_recompute=True,
+    )[0]
     return o
 
 
@@ -209,12 +77,11 @@ class Trainer:
         self.device = device
         self.weights = {n: t.to(device).requires_grad_() for n, t in weights.items()}
         self.layers = [self._under(f"model.layers.{i}.") for i in range(LAYERS)]
-        self.kda = naive_kda if device == "cpu" else fla_kda
+        self.kda = network.naive_kda if device == "cpu" else fla_kda
         wrap: Callable[[Any], Any] = torch.compile(dynamic=False) if compiled else lambda f: f
-        self.embed, self.head = wrap(embed), wrap(head)
-        self.kda_before, self.kda_after, self.mla_before, self.mla_after = map(
-            wrap, (kda_before, kda_after, mla_before, mla_after)
-        )
+        self.embed, self.head = wrap(network.embed), wrap(network.head)
+        self.kda_before, self.kda_after = wrap(network.kda_before), wrap(network.kda_after)
+        self.mla_before, self.mla_after = wrap(network.mla_before), wrap(network.mla_after)
         decayed = [t for n, t in self.weights.items() if n.endswith("proj.weight") or "with_mqa" in n]
         rest = [t for n, t in self.weights.items() if not (n.endswith("proj.weight") or "with_mqa" in n)]
         groups = [{"params": decayed, "weight_decay": 0.1}, {"params": rest, "weight_decay": 0.0}]
@@ -233,28 +100,28 @@ class Trainer:
         x = self.embed(ids.flatten(), self.weights["model.embed_tokens.weight"])
         for index, w in enumerate(self.layers):
             if index in KDA_LAYERS:
-                *qkvz, beta, gate = self.kda_before(x, place, w)
-                split = [t.view(batch, length, HEADS, DIM) for t in qkvz]
-                o = self.kda(*split, beta.view(batch, length, HEADS), w["self_attn.A_log"], w["self_attn.dt_bias"])
+                q, k, v, z, beta, gate = self.kda_before(x, place, w)
+                q, k, v, z = (t.view(batch, length, HEADS, DIM) for t in (q, k, v, z))
+                beta = beta.view(batch, length, HEADS)
+                o = self.kda(q, k, v, z, beta, w["self_attn.A_log"], w["self_attn.dt_bias"])
                 x = self.kda_after(x, o.reshape(batch * length, -1), gate, w)
             else:
                 q, k, v, gate = self.mla_before(x, w)
-                rows = (t.view(batch, length, Q_HEADS, -1).transpose(1, 2) for t in (q, k, v))
-                o = F.scaled_dot_product_attention(*rows, is_causal=True).transpose(1, 2)
+                q, k, v = (t.view(batch, length, Q_HEADS, -1).transpose(1, 2) for t in (q, k, v))
+                o = F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2)
                 x = self.mla_after(x, o.reshape(batch * length, Q_HEADS, -1), gate, w)
-        return self.head(x, targets.flatten(), self.weights["model.norm.weight"], self.weights["lm_head.weight"])
+        loss, right = self.head(x, targets.flatten(), self.weights["model.norm.weight"], self.weights["lm_head.weight"])
+        return loss, right
 
     def step(self, tokens: bytes, weights: bytes, rows: int, rate: float) -> Tensor:
-        """One optimiser step; returns (text loss, answer loss, answer accuracy, gradient norm) without waiting for them."""
+        """One optimiser step; returns text loss, answer loss, answer accuracy and gradient norm, not waited for."""
         ids = self.table[torch.frombuffer(bytearray(tokens), dtype=torch.uint8).to(self.device).long()].view(rows, -1)
-        weight = (
-            torch.frombuffer(bytearray(weights), dtype=torch.uint8).to(self.device).view(rows, -1)[:, 1:].flatten()
-            / 10.0
-        )
+        tenths = torch.frombuffer(bytearray(weights), dtype=torch.uint8).to(self.device)
+        weight = tenths.view(rows, -1)[:, 1:].flatten() / 10.0
         loss, right = self.forward(ids[:, :-1].contiguous(), ids[:, 1:].contiguous())
         total = (loss * weight).sum() / weight.sum()
         self.optimizer.zero_grad(set_to_none=True)
-        total.backward()
+        torch.autograd.backward(total)
         norm = torch.nn.utils.clip_grad_norm_(self.weights.values(), 1.0)
         for group in self.optimizer.param_groups:
             group["lr"] = rate
@@ -276,7 +143,7 @@ class Plan:
     def length(self, progress: float, step: int) -> int:
         for share, lengths in PHASES:
             if progress < share or share == PHASES[-1][0]:
-                return data.Random(f"length {self.seed} {step}").choices(list(lengths), list(lengths.values()))[0]
+                return Random(f"length {self.seed} {step}").choices(list(lengths), list(lengths.values()))[0]
             progress -= share
         raise AssertionError("unreachable")
 
@@ -308,10 +175,8 @@ class Feeder:
 
 def cut_autotuning(limit: int) -> None:
     """Keeps at most `limit` configurations of each of fla's kernels: minutes of tuning do not pay in a short run."""
-    import sys
-
-    import fla.ops.kda  # noqa: F401
-    from triton.runtime.autotuner import Autotuner
+    import fla.ops.kda  # noqa: F401  # pyright: ignore[reportMissingImports]
+    from triton.runtime.autotuner import Autotuner  # pyright: ignore[reportMissingImports]
 
     for name, module in list(sys.modules.items()):
         for kernel in list(vars(module).values()) if name.startswith("fla.") else ():
@@ -333,10 +198,10 @@ def check_kernels() -> None:
     ]
     pull = torch.randn(shape, device="cuda")
     results = []
-    for kernel in (naive_kda, fla_kda):
+    for kernel in (network.naive_kda, fla_kda):
         leaves = [t.clone().requires_grad_() for t in inputs]
         out = kernel(*leaves)
-        (out.float() * pull).sum().backward()
+        torch.autograd.backward((out.float() * pull).sum())
         results.append([out, *(t.grad for t in leaves)])
     for name, want, got in zip(("o", "dq", "dk", "dv", "dz", "dbeta", "dA_log", "ddt_bias"), *results, strict=True):
         assert want is not None and got is not None
@@ -349,7 +214,7 @@ def check_kernels() -> None:
 def warm_up(trainer: Trainer, seed: int) -> None:
     """One step of each shape with no effect, so that compiling and tuning stay out of the schedule."""
     for length in sorted({n for _, lengths in PHASES for n in lengths}):
-        began = time.perf_counter()
+        began = once = time.perf_counter()
         rows = TOKENS_A_STEP // length
         batch = data.training_batch(seed + 1, 0, rows, length)
         for _ in range(3):
@@ -365,7 +230,8 @@ def train(trainer: Trainer, feeder: Feeder, plan: Plan, args: argparse.Namespace
     began = saved = time.perf_counter()
 
     def progress(step: int) -> float:
-        return step / args.steps if args.steps else (time.perf_counter() - began) / args.seconds
+        share: float = step / args.steps if args.steps else (time.perf_counter() - began) / args.seconds
+        return share
 
     batches = feeder.batches(lambda step: args.length or plan.length(progress(step), step))
     step = 0
@@ -391,7 +257,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
-    parser.add_argument("--seconds", type=float, default=420.0, help="training time, warm-up apart")
+    parser.add_argument("--seconds", type=float, default=430.0, help="training time, warm-up apart")
     parser.add_argument("--steps", type=int, default=0, help="steps instead of seconds")
     parser.add_argument("--length", type=int, default=0, help="one row length instead of the schedule (for checks)")
     parser.add_argument("--tokens", type=int, default=TOKENS_A_STEP)
@@ -402,7 +268,7 @@ def main() -> None:
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
     feeder = Feeder(args.seed, args.tokens, 1 if args.device == "cpu" else 6)
-    fresh = initial_weights(args.seed)
+    fresh = network.initial_weights(args.seed)
     if args.start:
         fresh = {n: t.float() for n, t in load_file(args.start / "model.safetensors").items()}
     print(
