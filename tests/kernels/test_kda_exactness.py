@@ -61,8 +61,9 @@ def test_every_pair_of_start_and_end_residue_packed_in_few_calls(gate: str) -> N
     order = list(range(256))
     random.Random(7).shuffle(order)
     outputs: dict[int, list[torch.Tensor]] = {n: [] for n in order}
-    for borders in (lambda a, b: (0, a), lambda a, b: (a, 32 + b), lambda a, b: (32 + b, 52 + b)):
-        pieces = [(n, sequences[n], *borders(*everyone[n])) for n in order]
+    for step in range(3):
+        borders = {n: ((0, a), (a, 32 + b), (32 + b, 52 + b))[step] for n, (a, b) in enumerate(everyone)}
+        pieces = [(n, sequences[n], borders[n][0], borders[n][1]) for n in order]
         for n, o in zip(order, feed(pool, pieces), strict=True):
             outputs[n].append(o)
     for n, (_, b) in enumerate(everyone):

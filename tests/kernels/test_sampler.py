@@ -15,8 +15,8 @@ DTYPES = {"top_k": torch.int64, "seed": torch.int64, "position": torch.int64}
 def rows(count: int, **given: float | Tensor) -> SamplingRows:
     """`count` rows with the same parameters, or a tensor of them for those given as one."""
     columns: dict[str, Tensor] = {}
-    for name, default in OFF.items():
-        value = given.get(name, default)
+    settings: dict[str, float | Tensor] = {**OFF, **given}
+    for name, value in settings.items():
         columns[name] = value if isinstance(value, Tensor) else torch.full((count,), value, dtype=DTYPES.get(name))
     return SamplingRows(**columns)
 
