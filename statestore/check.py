@@ -48,8 +48,12 @@ async def check(catalog: Catalog, blobs: BlobStore) -> AsyncIterator[Finding]:
         if row.state is SessionState.DELETED:
             deleted = True
             continue
-        for finding in await _check_session(catalog, row, points):
-            yield finding
+        try:
+            for finding in await _check_session(catalog, row, points):
+                yield finding
+        except (NotFoundError, LookupError, TypeError, ValueError) as broken:
+            detail = f"a row can't be read: {type(broken).__name__}: {broken}"
+            yield Finding(Severity.ERROR, "DAMAGED_ROW", str(row.name), detail)
     wanted: dict[str, ManifestPart] = {}
     for stored in await catalog.list_manifests():
         manifest, findings = _check_manifest(catalog, stored)

@@ -1,6 +1,7 @@
 """Fixtures: an open catalog and a blob store of every backend, and ways to open the same store again."""
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+import tempfile
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -25,14 +26,22 @@ def backend(request: pytest.FixtureRequest) -> Backend:
 
 
 @pytest.fixture
-async def unopened(backend: Backend, tmp_path: Path, clock: ManualClock) -> AsyncIterator[Callable[[], Catalog]]:
+def folder() -> Iterator[Path]:
+    """Where stores lie: in memory when there is such a place. This suite is about meaning, not about disks."""
+    shm = Path("/dev/shm")
+    with tempfile.TemporaryDirectory(dir=shm if shm.is_dir() else None) as path:
+        yield Path(path)
+
+
+@pytest.fixture
+async def unopened(backend: Backend, folder: Path, clock: ManualClock) -> AsyncIterator[Callable[[], Catalog]]:
     """Makes catalogs over one place, not yet opened; closes them all."""
     assert backend.catalog is not None
     made: list[Catalog] = []
     factory = backend.catalog
 
     def make() -> Catalog:
-        made.append(factory(tmp_path, clock))
+        made.append(factory(folder, clock))
         return made[-1]
 
     yield make
@@ -48,10 +57,8 @@ async def catalog(unopened: Callable[[], Catalog]) -> Catalog:
 
 
 @pytest.fixture
-def another(backend: Backend, catalog: Catalog, unopened: Callable[[], Catalog]) -> OpenCatalog:
+def another(catalog: Catalog, unopened: Callable[[], Catalog]) -> OpenCatalog:
     """Opens the store of `catalog` once more, as another process would."""
-    if not backend.persistent:
-        pytest.skip(f"{backend.label} has nothing to open again")
 
     async def make() -> Catalog:
         opened = unopened()
@@ -67,8 +74,21 @@ def blob_backend(request: pytest.FixtureRequest) -> Backend:
 
 
 @pytest.fixture
-async def blobs(blob_backend: Backend, tmp_path: Path) -> AsyncIterator[BlobStore]:
+async def blobs(blob_backend: Backend, folder: Path) -> AsyncIterator[BlobStore]:
     assert blob_backend.blobs is not None
-    opened = blob_backend.blobs(tmp_path)
+    opened = blob_backend.blobs(folder)
     yield opened
     await opened.close()
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Tests that open a store twice are not for backends that live and die with one object."""
+    useless = [item for item in items if "another" in getattr(item, "fixturenames", ()) and not _persistent(item)]
+    if useless:
+        config.hook.pytest_deselected(items=useless)
+        items[:] = [item for item in items if item not in useless]
+
+
+def _persistent(item: pytest.Item) -> bool:
+    callspec = getattr(item, "callspec", None)
+    return callspec is None or callspec.params["backend"].persistent

@@ -5,6 +5,7 @@ import itertools
 import os
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+from types import TracebackType
 from typing import Any, cast
 
 import apsw
@@ -120,8 +121,11 @@ class _FaultyFile(apsw.VFSFile):
         super().__init__("", name, flags)
         self._vfs = vfs
 
-    def excepthook(self, *args: object) -> None:
+    def excepthook(
+        self, etype: type[BaseException] | None, evalue: BaseException | None, etraceback: TracebackType | None
+    ) -> bool:
         """An error that a fault raised on purpose needs no report."""
+        return True
 
     def xWrite(self, data: bytes, offset: int) -> None:
         if self._vfs.write_error is not None:
