@@ -38,8 +38,10 @@ class _Plan:
     """Slot, place and extended row of every input that a grid tail keeps; None where no tile closes."""
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=8)
 def _plan(slots: tuple[int, ...], cu_seqlens: tuple[int, ...], starts: tuple[int, ...], device: torch.device) -> _Plan:
+    if len(set(slots)) != len(slots):
+        raise ValueError(f"two sequences share a slot: {list(slots)}")
     history: list[tuple[int, int]] = []
     before: list[bool] = []
     order: list[int] = []

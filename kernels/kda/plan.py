@@ -82,14 +82,16 @@ def _steps(sequences: list[_Sequence]) -> tuple[Step, ...]:
     return tuple(steps)
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=8)
 def tile_plan(
     slots: tuple[int, ...], cu_seqlens: tuple[int, ...], starts: tuple[int, ...], heads: int, device: torch.device
 ) -> TilePlan:
-    """Plans one batch; zero-length sequences take no part."""
+    """Plans one batch, once for all layers; zero-length sequences take no part. Raises ValueError for a bad batch."""
     bounds = list(pairwise(cu_seqlens))
     if len(slots) != len(bounds) or len(starts) != len(bounds):
         raise ValueError(f"{len(bounds)} sequences, {len(slots)} slots, {len(starts)} starts")
+    if len(set(slots)) != len(slots):
+        raise ValueError(f"two sequences share a slot: {list(slots)}")
     sequences = [
         _Sequence(slot, first, start, start + last - first)
         for slot, (first, last), start in zip(slots, bounds, starts, strict=True)

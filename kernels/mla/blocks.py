@@ -55,7 +55,7 @@ def _positions(start: int, groups: int, heads: int, device: torch.device) -> Ten
     return first[:, None] + row_token
 
 
-@lru_cache(maxsize=16)
+@lru_cache(maxsize=8)
 def block_plan(
     tables: tuple[tuple[int, ...], ...],
     cu_seqlens: tuple[int, ...],

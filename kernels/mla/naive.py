@@ -63,7 +63,7 @@ def paged_mla(
     return out.view(-1, r).index_select(0, plan.rows).add_(0.0).view(rows, heads, r)
 
 
-@lru_cache(maxsize=16)
+@lru_cache(maxsize=8)
 def _places(
     tables: tuple[tuple[int, ...], ...], cu_seqlens: tuple[int, ...], starts: tuple[int, ...], device: torch.device
 ) -> tuple[Tensor, Tensor]:

@@ -41,7 +41,7 @@ class PairPlan:
     """Blocks that have a split 0, 1, ...: always a prefix of `order`."""
 
 
-@lru_cache(maxsize=16)
+@lru_cache(maxsize=8)
 def pair_plan(sequences: tuple[Blocks, ...], device: torch.device) -> PairPlan:
     """Pairs of every block with every page of its sequence; pages after a block's last token weigh nothing there."""
     items = [(s.first + i, s) for s in sequences for i in range(s.count)]

@@ -112,6 +112,12 @@ def test_a_restored_tail_continues_as_if_never_stopped() -> None:
     assert same_bytes(causal_conv(x[32:], weight, ring, fresh, [1], [0, 8], [32]), whole[32:])
 
 
+def test_two_sequences_may_not_share_a_slot() -> None:
+    ring, grid = pools(2)
+    with pytest.raises(ValueError, match="two sequences share a slot"):
+        causal_conv(torch.zeros(2, CHANNELS), torch.zeros(CHANNELS, 4), ring, grid, [1, 1], [0, 1, 2], [0, 0])
+
+
 def test_no_rows_change_nothing() -> None:
     ring, grid = pools(1)
     assert causal_conv(torch.empty(0, CHANNELS), torch.randn(CHANNELS, 4), ring, grid, [0], [0, 0], [5]).shape[0] == 0

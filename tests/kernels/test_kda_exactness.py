@@ -178,9 +178,11 @@ def test_pools_may_be_views_of_one_layer_and_rows_may_be_strided() -> None:
     assert same_bytes(o, whole) and same_bytes(S[1], alone.S[1])
 
 
-def test_slots_starts_and_bounds_must_match_in_number() -> None:
+def test_a_batch_that_makes_no_sense_is_refused() -> None:
     inputs = kda_inputs(4, 1, 16, 16, None)
     pool = kda_pool(1, 1, 16, 16)
     rows = (inputs.q, inputs.k, inputs.v, inputs.g, inputs.beta)
     with pytest.raises(ValueError, match="1 sequences, 2 slots, 1 starts"):
         tile_kda(*rows, pool.S, pool.rows, [0, 0], [0, 4], [0], None)
+    with pytest.raises(ValueError, match="two sequences share a slot"):
+        tile_kda(*rows, pool.S, pool.rows, [0, 0], [0, 2, 4], [0, 0], None)
