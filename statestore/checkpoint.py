@@ -5,7 +5,7 @@ dies in between leaves blobs that no manifest names: waste, never a checkpoint t
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Final
@@ -116,9 +116,9 @@ class CheckpointStore:
         return SavedCheckpoint(row, manifest, saved, stored, shared)
 
     async def _save_part(self, gate: asyncio.Semaphore, spec: PartSpec, data: bytes | memoryview) -> SavedPart:
-        size = len(data) if isinstance(data, bytes) else data.nbytes
-        if size != spec.nbytes:
-            raise ValueError(f"part {spec.name} has {size} bytes, its spec needs {spec.nbytes}")
+        data = memoryview(data).cast("B")
+        if data.nbytes != spec.nbytes:
+            raise ValueError(f"part {spec.name} has {data.nbytes} bytes, its spec needs {spec.nbytes}")
         async with gate:
             digest = await asyncio.to_thread(digest_of, data)
             if digest in self._damaged:
@@ -134,7 +134,7 @@ class CheckpointStore:
 
     async def load(
         self, manifest: bytes, expected: Sequence[PartSpec], identity: StateIdentity | None = None
-    ) -> AsyncIterator[tuple[PartSpec, bytes]]:
+    ) -> AsyncGenerator[tuple[PartSpec, bytes], None]:
         """The parts in the order of `expected`, each verified to the last bit; a few are fetched ahead.
 
         Before the first part the manifest is verified: StateIncompatibleError for another format version, part set,
@@ -154,7 +154,7 @@ class CheckpointStore:
                     raise raw
                 yield part.spec, raw
 
-    async def verify(self, manifest: bytes) -> AsyncIterator[PartCheck]:
+    async def verify(self, manifest: bytes) -> AsyncGenerator[PartCheck, None]:
         """Fetch and verify every part: one result a part, in the manifest's order.
 
         Raises BlobDamagedError or StateIncompatibleError when the manifest itself is not good.

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Final, ParamSpec, TypeVar
 
 from forkpoint.errors import BlobMissingError, StoreFullError, StoreUnavailableError
-from forkpoint.statestore.file.ops import FileOps, SystemFileOps
+from forkpoint.statestore.file.ops import FileOps, SystemFileOps, make_folders
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -100,10 +100,10 @@ class FileBlobs:
 
     def _prepare(self) -> None:
         """Make the folders, take this process's lock, sweep temporaries of processes that died."""
-        made = [path for path in (self._root, *self._root.parents) if not self._ops.exists(path)]
-        for folder in (*reversed(made), self._root / "blobs", self._root / "tmp"):
+        make_folders(self._ops, self._root)
+        for folder in (self._root / "blobs", self._root / "tmp"):
             self._ops.make_folder(folder)
-            self._sync(folder.parent)
+        self._sync(self._root)
         self._take_lock()
         names = self._ops.names(self._root / "tmp")
         for owner in sorted({name.partition(".")[0] for name in names} - {self._token}):

@@ -99,3 +99,11 @@ class SystemFileOps:
 
     def unlock(self, descriptor: int) -> None:
         os.close(descriptor)
+
+
+def make_folders(ops: FileOps, folder: Path) -> None:
+    """Create a folder and whatever is missing above it, each made durable in its parent."""
+    missing = [path for path in (folder, *folder.parents) if not ops.exists(path)]
+    for path in reversed(missing):
+        ops.make_folder(path)
+        ops.sync_folder(path.parent)

@@ -16,6 +16,7 @@ from typing import Final, ParamSpec, TypeVar
 import apsw
 
 from forkpoint.errors import ConfigError, StoreFullError, StoreUnavailableError
+from forkpoint.statestore.file.ops import SystemFileOps, make_folders
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -78,6 +79,10 @@ class SqliteConnection:
     def connect(self) -> None:
         """Open the file. Raises ConfigError for an unfit SQLite, StoreUnavailableError."""
         check_sqlite_version(apsw.sqlite_lib_version())
+        try:
+            make_folders(SystemFileOps(), self.path.parent)
+        except OSError as error:
+            raise StoreUnavailableError(str(self.path), str(error)) from error
         with self._failures():
             db = apsw.Connection(str(self.path), vfs=self._vfs, statementcachesize=STATEMENTS_MAX)
             self._db = db

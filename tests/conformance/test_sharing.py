@@ -1,13 +1,15 @@
 """Two processes on one store: what one commits, the other sees; what both want, one gets."""
 
 import asyncio
+from pathlib import Path
 
 import pytest
 
 from forkpoint.errors import PositionConflictError, StaleEpochError
 from forkpoint.statestore.base import AppendTokens, BeginGeneration, Catalog, ForkSessions, StepCommit, StepStatus
+from tests.conformance.backends import Backend
 from tests.conformance.conftest import OpenCatalog
-from tests.support.store import PARAMS, name, new, owned, request
+from tests.support.store import MARKER, PARAMS, ManualClock, name, new, owned, request
 
 
 async def test_a_commit_is_seen_by_the_other_at_once(catalog: Catalog, another: OpenCatalog) -> None:
@@ -87,3 +89,18 @@ async def test_many_writers_in_two_processes_lose_nothing(catalog: Catalog, anot
     for session in ("a", "b"):
         part = await other.read_log(name(session), 0, 1000)
         assert part.token_ids == tuple(turn for turn in range(40) for _ in range(2))
+
+
+async def test_a_store_that_several_make_at_once_is_made_once(
+    backend: Backend, another: OpenCatalog, folder: Path, clock: ManualClock
+) -> None:
+    assert backend.catalog is not None
+    for turn in range(10):
+        place = folder / str(turn)
+        place.mkdir()
+        together = [backend.catalog(place, clock) for _ in range(3)]
+        await asyncio.gather(*(catalog.open(MARKER) for catalog in together))
+        await owned(together[0], "s")
+        for catalog in together:
+            assert (await catalog.get_session(name("s"))).epoch == 1
+            await catalog.close()

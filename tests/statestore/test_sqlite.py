@@ -98,6 +98,18 @@ async def test_after_a_failed_fsync_the_store_is_served_no_more_until_opened_aga
     await again.close()
 
 
+async def test_missing_folders_are_made_and_impossible_ones_are_unavailable(tmp_path: Path) -> None:
+    catalog = SqliteCatalog(tmp_path / "a" / "b" / "catalog.db")
+    await catalog.open(MARKER)
+    await catalog.close()
+    assert (tmp_path / "a" / "b" / "catalog.db").exists()
+    (tmp_path / "file").write_text("not a folder")
+    catalog = SqliteCatalog(tmp_path / "file" / "catalog.db")
+    with pytest.raises(StoreUnavailableError):
+        await catalog.open(MARKER)
+    await catalog.close()
+
+
 async def test_a_file_of_another_application_is_refused_and_left_alone(tmp_path: Path) -> None:
     path = tmp_path / "catalog.db"
     db = apsw.Connection(str(path))
