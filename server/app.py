@@ -67,6 +67,15 @@ class Parts:
     clock: Clock = field(default_factory=SystemClock)
 
 
+@dataclass(frozen=True, slots=True)
+class ServingNode:
+    """A node that serves, where, and its two halves."""
+
+    address: str
+    node: Node
+    rpc: RpcServer
+
+
 def open_parts(config: ServerConfig) -> Parts:
     """Load the model and open the stores that the config names. Raises ConfigError; blocks while it loads."""
     clock = SystemClock()
@@ -112,8 +121,8 @@ def join_address(host: str, port: int) -> str:
 
 
 @asynccontextmanager
-async def serving(config: ServerConfig, parts: Parts | None = None) -> AsyncIterator[str]:
-    """A node that serves inside the block, at the address that the block gets; it drains at the block's end.
+async def serving(config: ServerConfig, parts: Parts | None = None) -> AsyncIterator[ServingNode]:
+    """A node that serves inside the block; it drains at the block's end.
 
     `parts` None: open_parts(config). Raises ConfigError, StateIncompatibleError (the store is another model's).
     """
@@ -154,7 +163,7 @@ async def serving(config: ServerConfig, parts: Parts | None = None) -> AsyncIter
         await node.start()
         try:
             await rpc.start()
-            yield address
+            yield ServingNode(address, node, rpc)
         finally:
             await rpc.begin_drain()
             await node.stop()

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from forkpoint.config import ServerConfig
 from forkpoint.limits import SHUTDOWN_SECONDS
-from forkpoint.server.app import serving
+from forkpoint.server.app import Parts, serving
 
 LOG: Final = logging.getLogger("forkpoint.server")
 WATCHDOG_SECONDS: Final = SHUTDOWN_SECONDS - 0.5
@@ -55,11 +55,12 @@ def serve(config: ServerConfig) -> int:
     """Serve until SIGTERM or SIGINT, then drain; returns the exit status. Raises ConfigError and
     StateIncompatibleError before it serves. A second signal ends the process at once."""
     log_json()
-    asyncio.run(_serve(config))
+    asyncio.run(serve_until_signal(config))
     return 0
 
 
-async def _serve(config: ServerConfig) -> None:
+async def serve_until_signal(config: ServerConfig, parts: Parts | None = None) -> None:
+    """As serve, in a running loop of the main thread; `parts` as in `serving`."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
 
@@ -72,12 +73,13 @@ async def _serve(config: ServerConfig) -> None:
         watchdog.daemon = True
         watchdog.start()
 
-    async with serving(config) as address:
+    async with serving(config, parts) as running:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, on_signal, number.name)
         if config.port_file is not None:
-            _write_whole(config.port_file, address)
-        print(json.dumps({"event": "serving", "address": address, "node": config.node, "pid": os.getpid()}), flush=True)
+            _write_whole(config.port_file, running.address)
+        line = {"event": "serving", "address": running.address, "node": config.node, "pid": os.getpid()}
+        print(json.dumps(line), flush=True)
         await stop.wait()
     LOG.info("stopped", extra={"facts": {"node": config.node}})
 

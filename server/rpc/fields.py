@@ -71,7 +71,6 @@ HONOURED: Final[dict[str, frozenset[str]]] = {
         "RewindRequest": "name request_id position",
         "PauseRequest": "name request_id",
         "ResumeRequest": "name request_id",
-        "WatchRequest": "parent revision",
         "ExportRequest": "name",
         "ExportChunk": _below("target", "parent session_id request_id")
         + " "
@@ -116,6 +115,11 @@ OPTIONAL_HERE: Final = {
     "forkpoint.v1.AppendChunk": frozenset({"messages.messages"}),
 }
 """Required fields that a message does not need where it is nested: the call's name, or another chunk, has them."""
+
+
+def is_served(request: Message) -> bool:
+    """Whether this version knows any field of such a request. A method whose request has no row here is not built."""
+    return request.DESCRIPTOR.full_name in HONOURED
 
 
 def check_request(request: Message) -> None:

@@ -13,7 +13,8 @@ from google.protobuf.message import Message
 
 from forkpoint.errors import ForkpointError, NodeDrainingError, SessionRelocatingError
 from forkpoint.limits import HEARTBEAT_SECONDS
-from forkpoint.server.rpc.fields import check_request
+from forkpoint.server.rpc.errors import MethodNotImplementedError
+from forkpoint.server.rpc.fields import check_request, is_served
 from forkpoint.server.rpc.status import internal_status, status_of, trailer
 from forkpoint.server.rpc.stream import Drain, Source, relay
 
@@ -35,6 +36,8 @@ class Guard(grpc.aio.ServerInterceptor):
     def __init__(self, drain: Drain, heartbeat_seconds: float = HEARTBEAT_SECONDS) -> None:
         self._drain = drain
         self._heartbeat_seconds = heartbeat_seconds
+        self.open_streams = 0
+        """Streams that are being answered now."""
 
     async def intercept_service(
         self,
@@ -61,7 +64,7 @@ class Guard(grpc.aio.ServerInterceptor):
     def _unary(self, method: str, behaviour: Any) -> Any:
         async def call(request: Message, context: Servicer) -> Any:
             try:
-                self._admit(request)
+                self._admit(method, request)
                 return await behaviour(request, context)
             except Exception as error:  # noqa: BLE001 (every error becomes a status)
                 await self._abort(method, error, context)
@@ -71,7 +74,7 @@ class Guard(grpc.aio.ServerInterceptor):
     def _upload(self, method: str, behaviour: Any) -> Any:
         async def call(requests: AsyncIterator[Message], context: Servicer) -> Any:
             try:
-                return await behaviour(self._admitted(requests), context)
+                return await behaviour(self._admitted(method, requests), context)
             except Exception as error:  # noqa: BLE001 (every error becomes a status)
                 await self._abort(method, error, context)
 
@@ -79,24 +82,29 @@ class Guard(grpc.aio.ServerInterceptor):
 
     def _stream(self, method: str, behaviour: Any) -> Any:
         async def call(request: Message, context: Servicer) -> None:
+            self.open_streams += 1
             try:
-                self._admit(request)
+                self._admit(method, request)
                 answer = behaviour(request, context)
                 source = answer if isinstance(answer, Source) else Source(answer)
                 await relay(source, context.write, context, self._drain, self._heartbeat_seconds)
             except Exception as error:  # noqa: BLE001 (every error becomes a status)
                 await self._abort(method, error, context)
+            finally:
+                self.open_streams -= 1
 
         return call
 
-    def _admit(self, request: Message) -> None:
+    def _admit(self, method: str, request: Message) -> None:
         if self._drain.started:
             raise NodeDrainingError(self._drain.node)
+        if not is_served(request):
+            raise MethodNotImplementedError(method.removeprefix(OURS))
         check_request(request)
 
-    async def _admitted(self, requests: AsyncIterator[Message]) -> AsyncIterator[Message]:
+    async def _admitted(self, method: str, requests: AsyncIterator[Message]) -> AsyncIterator[Message]:
         async for request in requests:
-            self._admit(request)
+            self._admit(method, request)
             yield request
 
     async def _abort(self, method: str, error: Exception, context: Servicer) -> None:

@@ -54,7 +54,8 @@ class RpcServer:
     def __init__(self, node_name: str, heartbeat_seconds: float = HEARTBEAT_SECONDS) -> None:
         self.drain = Drain(node_name)
         self.health = health.Health(SERVICES)
-        self._server = grpc.aio.server(interceptors=[Guard(self.drain, heartbeat_seconds)], options=OPTIONS)
+        self.guard = Guard(self.drain, heartbeat_seconds)
+        self._server = grpc.aio.server(interceptors=[self.guard], options=OPTIONS)
 
     def bind(self, address: str) -> int:
         """Take a port of `host:port` (0: any) and return it. Raises OSError when it is taken."""
