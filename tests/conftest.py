@@ -16,6 +16,8 @@ TEST_THREADS: Final = 2
 # Before anything imports torch: its OpenMP pool reads them once.
 for _name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ[_name] = str(TEST_THREADS)
+# Tests and the servers that they start share the cores: a thread that waits must sleep, not spin.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -1,6 +1,7 @@
 """Engines over random models, and what tests of engines compare: digests of everything that a session's state is."""
 
 import hashlib
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import Final
 
@@ -46,7 +47,7 @@ def consume(engine: TorchEngine, sequence: int, token_ids: Sequence[int], cuts: 
     """Consume tokens in one step, or in several that end at the `cuts` (offsets into `token_ids`)."""
     start = engine.consumed(sequence)
     borders = [0, *sorted(cut for cut in set(cuts) if 0 < cut < len(token_ids)), len(token_ids)]
-    for first, last in zip(borders, borders[1:], strict=False):
+    for first, last in itertools.pairwise(borders):
         if last > first:
             engine.step([Work(sequence, start + first, tuple(token_ids[first:last]))])
 
@@ -56,14 +57,30 @@ def decode(engine: TorchEngine, sequence: int, token_ids: Sequence[int]) -> None
     consume(engine, sequence, token_ids, range(len(token_ids)))
 
 
-def generate(engine: TorchEngine, sequence: int, count: int, sample: Sample = GREEDY) -> list[tuple[int, float | None]]:
-    """Sample `count` tokens after the sequence's last, consuming all but the last: (token id, logprob) pairs."""
-    out: list[tuple[int, float | None]] = []
+Generated = list[tuple[int, float | None]]
+"""Token id and logprob of every sampled token."""
+
+
+def generate(engine: TorchEngine, sequence: int, count: int, sample: Sample = GREEDY) -> Generated:
+    """Sample `count` tokens after the sequence's last, consuming all but the last."""
+    return generate_together(engine, {sequence: sample}, count)[0]
+
+
+def generate_together(
+    engine: TorchEngine, samples: Mapping[int, Sample], count: int, last: Sequence[int] | None = None
+) -> list[Generated]:
+    """The same for several sequences in one batch. `last`: a committed token of each that is still to be consumed."""
+    out: list[Generated] = [[] for _ in samples]
+    pending: list[tuple[int, ...]] = [()] * len(samples) if last is None else [(token,) for token in last]
     for _ in range(count):
-        start = engine.consumed(sequence)
-        (sampled,) = engine.step([Work(sequence, start, tuple(token for token, _ in out[-1:]), sample)])
-        assert sampled is not None
-        out.append((sampled.token_id, sampled.logprob))
+        works = [
+            Work(sequence, engine.consumed(sequence), tokens, sample)
+            for (sequence, sample), tokens in zip(samples.items(), pending, strict=True)
+        ]
+        for number, sampled in enumerate(engine.step(works)):
+            assert sampled is not None
+            out[number].append((sampled.token_id, sampled.logprob))
+        pending = [(generated[-1][0],) for generated in out]
     return out
 
 
