@@ -1,0 +1,66 @@
+"""Real servers that are killed for real."""
+
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+KILLS_DEFAULT: Final = 20
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """`pytest tests/kills --kills 2000` for a long run."""
+    parser.addoption("--kills", type=int, default=KILLS_DEFAULT, help=f"server kills (default {KILLS_DEFAULT})")
+    parser.addoption("--kill-seed", type=int, default=20261130, help="seed of the moments")
+
+
+@pytest.fixture
+def kills(request: pytest.FixtureRequest) -> int:
+    """How often the server is killed."""
+    # Without tests/kills on the command line this file is loaded too late to add its options.
+    count: int = request.config.getoption("--kills", default=KILLS_DEFAULT)
+    return count
+
+
+@pytest.fixture
+def kill_seed(request: pytest.FixtureRequest) -> int:
+    """Seed of the moments at which it is killed."""
+    seed: int = request.config.getoption("--kill-seed", default=20261130)
+    return seed
+
+
+class SmallDisk:
+    """A mounted file system with a size limit of its own."""
+
+    def __init__(self, folder: Path, size_kib: int) -> None:
+        self.folder = folder
+        folder.mkdir()
+        _run("mount", "-t", "tmpfs", "-o", f"size={size_kib}k", "tmpfs", str(folder))
+
+    def resize(self, size_kib: int) -> None:
+        """Change the limit while the file system is in use."""
+        _run("mount", "-o", f"remount,size={size_kib}k", str(self.folder))
+
+    def unmount(self) -> None:
+        """Take it away again."""
+        _run("umount", "--lazy", str(self.folder))
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[SmallDisk]:
+    """Four MiB of tmpfs: a disk that is really full when it is full."""
+    if os.geteuid() != 0:
+        pytest.skip("a size-limited file system needs the right to mount one")
+    try:
+        disk = SmallDisk(tmp_path / "disk", 4096)
+    except (OSError, subprocess.CalledProcessError) as error:
+        pytest.skip(f"tmpfs can't be mounted here: {error}")
+    yield disk
+    disk.unmount()
+
+
+def _run(*command: str) -> None:
+    subprocess.run(command, check=True, capture_output=True, timeout=30)
