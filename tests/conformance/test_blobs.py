@@ -70,11 +70,11 @@ async def test_puts_of_one_digest_at_once_store_one_whole_frame(blobs: BlobStore
 async def test_a_cancelled_put_left_the_whole_blob_or_none(blobs: BlobStore) -> None:
     frame = bytes(200_000)
     for index, digest in enumerate(DIGESTS[:8]):
-        task = asyncio.ensure_future(blobs.put(digest, frame))
-        for _ in range(index):
-            await asyncio.sleep(0)
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
+        async with asyncio.TaskGroup() as group:
+            task = group.create_task(blobs.put(digest, frame))
+            for _ in range(index):
+                await asyncio.sleep(0)
+            task.cancel()
         try:
             assert await blobs.get(digest) == frame
         except BlobMissingError:

@@ -194,11 +194,11 @@ async def test_a_cancelled_call_happened_wholly_or_not_at_all(catalog: Catalog) 
     await owned(catalog, "s")
     expected = 0
     for turn in range(20):
-        task = asyncio.ensure_future(catalog.append(AppendTokens(name("s"), 1, (turn, turn, turn))))
-        for _ in range(turn % 3):
-            await asyncio.sleep(0)
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
+        async with asyncio.TaskGroup() as group:
+            task = group.create_task(catalog.append(AppendTokens(name("s"), 1, (turn, turn, turn))))
+            for _ in range(turn % 3):
+                await asyncio.sleep(0)
+            task.cancel()
         row = await catalog.get_session(name("s"))
         assert row.head in (expected, expected + 3)
         expected = row.head

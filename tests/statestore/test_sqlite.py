@@ -139,12 +139,13 @@ async def test_the_event_loop_goes_on_while_another_process_holds_the_store(
     await owned(catalog, "s")
     other = apsw.Connection(str(tmp_path / "catalog.db"))
     other.execute("BEGIN IMMEDIATE")
-    task = asyncio.ensure_future(catalog.append(AppendTokens(name("s"), 1, (1,))))
-    for _ in range(20):
-        await asyncio.sleep(0.005)
-    assert not task.done()
-    other.execute("COMMIT")
-    assert (await task).head == 1
+    async with asyncio.TaskGroup() as group:
+        task = group.create_task(catalog.append(AppendTokens(name("s"), 1, (1,))))
+        for _ in range(20):
+            await asyncio.sleep(0.005)
+        assert not task.done()
+        other.execute("COMMIT")
+    assert task.result().head == 1
     other.close()
 
 
