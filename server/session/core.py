@@ -32,8 +32,8 @@ class NodeCore:
     clock: Clock
     incarnation: str
     marker: StoreMarker
+    tasks: TaskOwner
     counters: Counters = field(default_factory=Counters)
-    tasks: TaskOwner = field(default_factory=TaskOwner)
     lives: dict[SessionName, LiveSession] = field(default_factory=dict)
     work: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when the loop has something to look at."""

@@ -44,6 +44,7 @@ from forkpoint.server.session.restore import Restorer
 from forkpoint.server.session.settle import Settler
 from forkpoint.server.session.shutdown import Shutdown
 from forkpoint.server.session.stream import read_tokens
+from forkpoint.server.session.tasks import TaskOwner
 from forkpoint.server.session.usage import UsageCounter
 from forkpoint.server.session.views import Views
 from forkpoint.server.session.writers import Writers
@@ -81,7 +82,9 @@ class Node:
     ) -> None:
         clock = clock or SystemClock()
         thread = EngineThread(engine)
-        self._core = core = NodeCore(catalog, checkpoints, thread, codec, options, clock, new_id("i"), marker)
+        self._core = core = NodeCore(
+            catalog, checkpoints, thread, codec, options, clock, new_id("i"), marker, TaskOwner(options.node)
+        )
         watch = DeathWatch(clock, options.lease_ttl_seconds + options.lease_skew_seconds)
         owners = Owners(core, watch)
         checkpointer = Checkpointer(core)

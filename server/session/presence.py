@@ -5,7 +5,7 @@ import logging
 from collections.abc import Callable
 from typing import Final
 
-from forkpoint.errors import ForkpointError
+from forkpoint.errors import ForkpointError, UnavailableError
 from forkpoint.server.session.core import NodeCore
 from forkpoint.server.session.lease import IncarnationLock, LeaseKeeper
 from forkpoint.statestore.base import Catalog
@@ -105,6 +105,8 @@ class Presence:
         loop = asyncio.get_running_loop()
 
         def renew() -> object:
+            if loop.is_closed():
+                raise UnavailableError("the node's loop has ended")
             renewal = self._core.catalog.renew_lease(self._core.incarnation)
             return asyncio.run_coroutine_threadsafe(renewal, loop).result(RENEW_TIMEOUT_SECONDS)
 

@@ -5,7 +5,7 @@ import logging
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
-from forkpoint.errors import UnavailableError
+from forkpoint.errors import NodeDrainingError
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
@@ -14,10 +14,11 @@ log = logging.getLogger(__name__)
 class TaskOwner:
     """Runs coroutines that belong to the node, not to a caller: a caller that is cancelled leaves them running.
 
-    A caller whose work is cut off by `close` gets UnavailableError.
+    A caller whose work is cut off by `close` gets NodeDrainingError, one that comes later as well.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, node: str) -> None:
+        self._node = node
         self._tasks: set[asyncio.Task[None]] = set()
         self._closing = asyncio.Event()
         self._group: asyncio.TaskGroup | None = None
@@ -38,20 +39,36 @@ class TaskOwner:
 
     def spawn(self, work: Coroutine[Any, Any, object], name: str) -> asyncio.Task[None]:
         """Run in the background; an exception is logged and ends nothing else."""
-        if self._group is None or self._closing.is_set():
-            work.close()
-            raise RuntimeError(f"{name}: the task owner is closed")
-        task = self._group.create_task(_logged(work, name), name=name)
+        group = self._open_group(work)
+        task = group.create_task(_logged(work, name), name=name)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
 
     async def run(self, work: Coroutine[Any, Any, T], name: str) -> T:
         """Run to its end even when the caller is cancelled; returns or raises what it does."""
+        self._open_group(work)
         result: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         result.add_done_callback(_retrieve)
-        self.spawn(_into(work, result), name)
+        self.spawn(self._into(work, result), name)
         return await asyncio.shield(result)
+
+    def _open_group(self, work: Coroutine[Any, Any, object]) -> asyncio.TaskGroup:
+        if self._group is None or self._closing.is_set():
+            work.close()
+            raise NodeDrainingError(self._node)
+        return self._group
+
+    async def _into(self, work: Coroutine[Any, Any, T], result: "asyncio.Future[T]") -> None:
+        try:
+            value = await work
+        except Exception as error:  # noqa: BLE001 - the caller gets it
+            result.set_exception(error)
+        except BaseException:
+            result.set_exception(NodeDrainingError(self._node))
+            raise
+        else:
+            result.set_result(value)
 
     async def _hold(self, ready: asyncio.Event) -> None:
         async with asyncio.TaskGroup() as group:
@@ -67,18 +84,6 @@ async def _logged(work: Coroutine[Any, Any, object], name: str) -> None:
         await work
     except Exception:
         log.exception("%s failed", name)
-
-
-async def _into(work: Coroutine[Any, Any, T], result: "asyncio.Future[T]") -> None:
-    try:
-        value = await work
-    except Exception as error:  # noqa: BLE001 - the caller gets it
-        result.set_exception(error)
-    except BaseException:
-        result.set_exception(UnavailableError("the node is going away"))
-        raise
-    else:
-        result.set_result(value)
 
 
 def _retrieve(result: "asyncio.Future[T]") -> None:

@@ -17,6 +17,14 @@ async def site(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[
 
 
 @pytest.fixture
+async def disk(tmp_path: Path) -> AsyncIterator[Site]:
+    """As `site`, on disk."""
+    site = Site(tmp_path, "sqlite")
+    yield site
+    await site.close()
+
+
+@pytest.fixture
 async def node(site: Site) -> Running:
     """One node with an empty workflow."""
     running = await site.node()

@@ -77,7 +77,7 @@ class HashEngine:
         return self._add(self._get(sequence).copy())
 
     def free(self, sequence: int) -> None:
-        self._get(sequence)
+        self._check_thread()
         del self.sequences[sequence]
 
     def consumed(self, sequence: int) -> int:

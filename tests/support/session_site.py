@@ -31,6 +31,7 @@ from forkpoint.statestore.memory.catalog import MemoryCatalog
 from forkpoint.statestore.records import CheckpointPolicy, FinishReason, RequestKey, StoreMarker, WorkflowRow
 from forkpoint.statestore.sqlite.catalog import SqliteCatalog
 from tests.support.hash_engine import ByteCodec, HashEngine
+from tests.support.lasting_faults import LastingFaults
 
 T = TypeVar("T")
 MARKER = StoreMarker(1, "default", b"m" * 32, b"t" * 32)
@@ -68,7 +69,6 @@ class Site:
     blobs: BlobStore = field(default_factory=MemoryBlobs)
     nodes: list["Running"] = field(default_factory=list)
     numbers: "itertools.count[int]" = field(default_factory=lambda: itertools.count(1))
-    wrap_catalog: Callable[[Catalog], Catalog] = lambda catalog: catalog
 
     def __post_init__(self) -> None:
         if self.backend == "sqlite":
@@ -88,16 +88,16 @@ class Site:
             catalog = SqliteCatalog(self.folder / "catalog.db")
         marker = replace(MARKER, model_digest=engine.facts.model_digest)
         await catalog.open(marker)
-        wrapped = self.wrap_catalog(catalog)
+        faults = LastingFaults(catalog)
         options = replace(
             options,
             node=f"n{next(self.numbers)}",
             address=f"host:{next(self.numbers)}",
             lock_folder=self.folder / "locks" if lock else None,
         )
-        node = Node(wrapped, CheckpointStore(wrapped, self.blobs), engine, ByteCodec(), options, marker, clock)
+        node = Node(faults.port, CheckpointStore(faults.port, self.blobs), engine, ByteCodec(), options, marker, clock)
         await node.start()
-        running = Running(self, node, engine, catalog, options)
+        running = Running(self, node, engine, catalog, options, faults)
         self.nodes.append(running)
         return running
 
@@ -117,6 +117,7 @@ class Running:
     engine: HashEngine
     catalog: Catalog
     options: NodeOptions
+    faults: LastingFaults
 
     async def stop(self) -> None:
         """As SIGTERM."""

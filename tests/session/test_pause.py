@@ -1,0 +1,149 @@
+"""Pause and resume, here and on another node."""
+
+import asyncio
+
+import pytest
+
+from forkpoint.errors import NotFoundError, PreconditionError, SessionPausedError
+from forkpoint.ids import SessionName
+from forkpoint.server.engine.batch import Sample
+from forkpoint.server.session.api import GenerateCall
+from forkpoint.statestore.records import CheckpointPolicy, FinishReason
+from tests.support.hash_engine import continuation
+from tests.support.session_site import Running, Site, key, until
+
+PROMPT = list(b"hold this thought for a while, please")
+GREEDY = Sample(0.0, 0, 1.0, 0.0, 7)
+
+
+async def test_pause_ends_the_generation_frees_the_slot_and_refuses_writers(node: Running) -> None:
+    name = await node.session("s", policy=CheckpointPolicy(0))
+    node.engine.step_pause = 0.002
+    await node.append(name, PROMPT)
+    read, task = node.reading(GenerateCall(name, key("g")))
+    await until(lambda: len(read.tokens) > 10)
+    view = await node.node.pause(name, key("p"))
+    await task
+    assert (view.state, view.node, read.reason) == ("PAUSED", "", FinishReason.PAUSED)
+    assert node.engine.sequences == {}
+    with pytest.raises(SessionPausedError):
+        await node.append(name, b"x")
+    with pytest.raises(SessionPausedError):
+        await node.generate(GenerateCall(name, key("h")))
+    with pytest.raises(SessionPausedError):
+        await node.node.rewind(name, 3, None)
+    assert (await node.node.pause(name, key("p"))).state == "PAUSED"
+    assert await node.log(name) == PROMPT + read.tokens
+    assert len(await node.node.list_checkpoints(name)) == 1
+    child = (await node.fork(name, "child"))[0]
+    assert (await node.generate(GenerateCall(child, key("c"), max_tokens=4))).tokens
+    again = await node.generate(GenerateCall(name, key("g")))
+    assert (again.tokens, again.reason) == (read.tokens, FinishReason.PAUSED), "stored results stay readable"
+    assert (await node.node.cancel_generation(name)).state == "PAUSED"
+
+
+async def test_resume_restores_less_than_it_would_replay(node: Running) -> None:
+    name = await node.session("s", policy=CheckpointPolicy(0))
+    await node.append(name, PROMPT * 4)
+    await node.idle(name)
+    await node.node.pause(name, None)
+    result = await node.node.resume(name, None)
+    assert (result.restored_tokens, result.replayed_tokens) == (144, len(PROMPT) * 4 - 144)
+    assert result.restored_bytes > 0 and result.exact and result.source == "checkpoint"
+    assert (result.view.state, result.view.consumed) == ("ACTIVE", len(PROMPT) * 4)
+    again = await node.node.resume(name, None)
+    assert (again.source, again.restored_tokens) == ("resident", 0)
+    read = await node.generate(GenerateCall(name, key("g"), max_tokens=30))
+    assert read.tokens == continuation(PROMPT * 4, 30, GREEDY)[0]
+
+
+async def test_a_session_moves_to_another_node_by_pause_and_resume(site: Site) -> None:
+    first = await site.node()
+    await first.workflow()
+    second = await site.node()
+    name = await first.session("s")
+    log = list(PROMPT)
+    await first.append(name, PROMPT)
+    source, target = first, second
+    for turn in range(6):
+        read = await source.generate(GenerateCall(name, key(f"g{turn}"), max_tokens=15 + turn))
+        assert read.tokens == continuation(log, 15 + turn, GREEDY)[0]
+        log += read.tokens
+        await source.node.pause(name, None)
+        result = await target.node.resume(name, None)
+        assert result.restored_tokens >= (len(log) - 17) // 16 * 16
+        assert result.view.node == target.options.node
+        source, target = target, source
+    assert await second.log(name) == log
+
+
+async def test_pausing_a_session_that_nobody_runs_needs_no_restore(site: Site) -> None:
+    first = await site.node()
+    await first.workflow()
+    name = await first.session("s")
+    await first.append(name, PROMPT)
+    await first.crash()
+    second = await site.node()
+    assert (await second.node.pause(name, None)).state == "PAUSED"
+    assert second.node.counters.restores == 0
+
+
+async def test_resume_of_an_unknown_or_deleted_session_disturbs_no_other(node: Running) -> None:
+    name = await node.session("s")
+    await node.append(name, PROMPT)
+    await node.idle(name)
+    with pytest.raises(NotFoundError):
+        await node.node.resume(SessionName("w", "ghost"), None)
+    gone = await node.session("gone")
+    await node.node.delete_session(gone, None)
+    with pytest.raises(NotFoundError):
+        await node.node.resume(gone, None)
+    with pytest.raises(NotFoundError):
+        await node.node.pause(gone, None)
+    assert len(node.engine.sequences) == 1
+    back = await node.node.undelete_session(gone)
+    assert back.state == "PAUSED"
+    await node.node.resume(gone, None)
+    with pytest.raises(PreconditionError):
+        await node.node.undelete_session(gone)
+
+
+async def test_pause_resume_and_delete_at_the_same_time_end_in_one_of_their_orders(site: Site) -> None:
+    node = await site.node()
+    await node.workflow()
+    for number in range(8):
+        name = await node.session(f"s{number}")
+        node.engine.step_pause = 0.001
+        await node.append(name, PROMPT)
+        _, task = node.reading(GenerateCall(name, key(f"g{number}"), max_tokens=50))
+        await asyncio.sleep(0.002 * number)
+        async with asyncio.timeout(10):
+            await asyncio.gather(
+                node.node.pause(name, None),
+                node.node.resume(name, None),
+                node.node.cancel_generation(name),
+                node.node.delete_session(name, None),
+                node.node.create_checkpoint(name, "", None),
+                task,
+                return_exceptions=True,
+            )
+            if (await node.node.get_session(name)).state != "DELETED":
+                await node.node.delete_session(name, None)
+    await until(lambda: node.engine.sequences == {})
+
+
+async def test_deleting_frees_everything(node: Running) -> None:
+    name = await node.session("s")
+    node.engine.step_pause = 0.002
+    await node.append(name, PROMPT)
+    read, task = node.reading(GenerateCall(name, key("g")))
+    await until(lambda: len(read.tokens) > 3)
+    view = await node.node.delete_session(name, key("d"))
+    await asyncio.gather(task, return_exceptions=True)
+    assert view.state == "DELETED" and node.engine.sequences == {}
+    assert (await node.node.delete_session(name, key("d"))).state == "DELETED"
+    with pytest.raises(NotFoundError):
+        await node.append(name, b"x")
+    with pytest.raises(NotFoundError):
+        await node.log(name)
+    assert (await node.node.get_session(name)).state == "DELETED"
