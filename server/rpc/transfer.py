@@ -112,8 +112,7 @@ async def import_stream(
     ):
         if stored != ours:
             raise StateIncompatibleError(what, stored.hex(), ours.hex())
-    identity = export_pb2.ExportChunk(header=header)
-    key = request_key(identity, workflow, target.target.request_id)
+    key = request_key(target.target, workflow, target.target.request_id, header)
     return await node.import_session(name, _exported(header, name, clock.wall_us(), served), _log(chunks, header), key)
 
 

@@ -82,9 +82,7 @@ async def test_reflection_describes_the_services(site: Served, version: str) -> 
     await call.write(reflection_pb2.ServerReflectionRequest(list_services=""))
     listed = {service.name for service in (await call.read()).list_services_response.service}
     assert listed >= {*SERVICES, "grpc.health.v1.Health", "grpc.reflection.v1.ServerReflection"}
-    await call.write(
-        reflection_pb2.ServerReflectionRequest(file_containing_symbol="forkpoint.v1.SessionService")
-    )
+    await call.write(reflection_pb2.ServerReflectionRequest(file_containing_symbol="forkpoint.v1.SessionService"))
     (data,) = (await call.read()).file_descriptor_response.file_descriptor_proto[:1]
     assert descriptor_pb2.FileDescriptorProto.FromString(data).package == "forkpoint.v1"
     await call.done_writing()
