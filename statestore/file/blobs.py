@@ -23,6 +23,8 @@ T = TypeVar("T")
 DIGEST: Final = re.compile(r"[0-9a-f]{64}\Z")
 IO_MAX: Final = 4
 """Operations at once: enough to keep a disk busy, few enough to leave the process's other threads their turn."""
+DURABLE_NAMES_MAX: Final = 65_536
+"""Names known to be synced: 64 checkpoints of a thousand parts, about 10 MB."""
 _FULL: Final = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -37,6 +39,7 @@ class FileBlobs:
         self._closed = False
         self._broken: str | None = None
         self._durable_folders: set[Path] = set()
+        self._durable: dict[str, None] = {}
         self._token = ""
         self._count = 0
         self._lock: int | None = None
@@ -145,6 +148,7 @@ class FileBlobs:
                 self._ops.unlink(temporary)
             raise
         self._sync(path.parent)
+        self._remember(path.name)
         return True
 
     def _write(self, temporary: Path, frame: bytes) -> None:
@@ -158,10 +162,19 @@ class FileBlobs:
     def _has(self, path: Path) -> bool:
         """True only when the name is durable: another process may have renamed and not yet synced the folder."""
         if not self._ops.exists(path):
+            self._durable.pop(path.name, None)
             return False
-        self._make_durable_folder(path.parent)
-        self._sync(path.parent)
+        if path.name not in self._durable:
+            self._make_durable_folder(path.parent)
+            self._sync(path.parent)
+            self._remember(path.name)
         return True
+
+    def _remember(self, digest: str) -> None:
+        """Note that a name is durable, so that finding it again costs no sync; forget the oldest of many."""
+        self._durable[digest] = None
+        while len(self._durable) > DURABLE_NAMES_MAX:
+            self._durable.pop(next(iter(self._durable)), None)
 
     def _make_durable_folder(self, folder: Path) -> None:
         """Both fan-out levels exist and will survive a crash. A folder that is already there may be one that another

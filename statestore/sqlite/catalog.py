@@ -4,6 +4,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Concatenate, ParamSpec, TypeVar
 
+import apsw
+
 from forkpoint.clock import Clock, SystemClock
 from forkpoint.errors import StateIncompatibleError, StoreUnavailableError
 from forkpoint.ids import SessionName
@@ -47,6 +49,7 @@ from forkpoint.statestore.sqlite import (
     workflows,
 )
 from forkpoint.statestore.sqlite.connection import SqliteConnection
+from forkpoint.statestore.sqlite.group import GroupCommit
 from forkpoint.statestore.sqlite.tx import Tx
 
 P = ParamSpec("P")
@@ -60,6 +63,7 @@ class SqliteCatalog:
         self, path: Path, clock: Clock | None = None, *, vfs: str | None = None, synchronous: str = "FULL"
     ) -> None:
         self._connection = SqliteConnection(path, vfs, synchronous)
+        self._group = GroupCommit(self._connection)
         self._clock = clock or SystemClock()
         self._marker: StoreMarker | None = None
         self._root = b""
@@ -90,14 +94,17 @@ class SqliteCatalog:
         await self._connection.close()
 
     async def _write(self, work: Callable[Concatenate[Tx, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
-        return await self._connection.run(self._transact, "BEGIN IMMEDIATE", lambda tx: work(tx, *args, **kwargs))
+        return await self._group.run(lambda db: work(self._tx(db), *args, **kwargs))
 
     async def _read(self, work: Callable[Concatenate[Tx, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
-        return await self._connection.run(self._transact, "BEGIN", lambda tx: work(tx, *args, **kwargs))
+        return await self._connection.run(self._look, lambda tx: work(tx, *args, **kwargs))
 
-    def _transact(self, begin: str, work: Callable[[Tx], T]) -> T:
-        with self._connection.transaction(begin) as db:
-            return work(Tx(db, self._clock.wall_us(), self._root))
+    def _look(self, work: Callable[[Tx], T]) -> T:
+        with self._connection.transaction("BEGIN") as db:
+            return work(self._tx(db))
+
+    def _tx(self, db: apsw.Connection) -> Tx:
+        return Tx(db, self._clock.wall_us(), self._root)
 
     # --- nodes -------------------------------------------------------------------------------------------------
     async def register_node(self, node: NodeRow) -> None:

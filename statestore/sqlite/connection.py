@@ -8,7 +8,7 @@ import asyncio
 import fcntl
 import os
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final, ParamSpec, TypeVar
@@ -58,14 +58,14 @@ class SqliteConnection:
 
     # --- from the event loop -----------------------------------------------------------------------------------
     async def run(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Run `work` in the worker thread, then move WAL pages if it is time. Cancelling does not undo it."""
+        """Run `work` in the worker thread. Cancelling does not undo it."""
+        return await asyncio.wrap_future(self.submit(lambda: work(*args, **kwargs)))
+
+    def submit(self, work: Callable[[], T]) -> "Future[T]":
+        """Let the worker thread run `work` after what it was given before."""
         if self._closed:
             raise StoreUnavailableError(str(self.path), "it is closed")
-        result = await asyncio.get_running_loop().run_in_executor(self._thread, lambda: work(*args, **kwargs))
-        if self._wal_pages >= CHECKPOINT_PAGES and not self._closed:
-            self._wal_pages = 0
-            self._thread.submit(self._move_wal)
-        return result
+        return self._thread.submit(work)
 
     async def close(self) -> None:
         """Close the connection and end the thread. Idempotent."""
@@ -136,6 +136,12 @@ class SqliteConnection:
     def _note_wal(self, _db: apsw.Connection, _name: str, pages: int) -> int:
         self._wal_pages = pages
         return apsw.SQLITE_OK
+
+    def move_wal_when_long(self) -> None:
+        """Move WAL pages into the database if there are many."""
+        if self._wal_pages >= CHECKPOINT_PAGES:
+            self._wal_pages = 0
+            self._move_wal()
 
     def _move_wal(self) -> None:
         """Move WAL pages into the database, when no other process is doing it. Best effort: the next commit retries,

@@ -17,14 +17,14 @@ from forkpoint.errors import (
     StoreFullError,
     StoreUnavailableError,
 )
-from forkpoint.statestore.base import AppendTokens, ForkSessions, StepCommit
+from forkpoint.statestore.base import AppendTokens, BeginGeneration, ForkSessions, StepCommit
 from forkpoint.statestore.check import check
 from forkpoint.statestore.memory.blobs import MemoryBlobs
 from forkpoint.statestore.sqlite import connection
 from forkpoint.statestore.sqlite.catalog import SqliteCatalog
 from forkpoint.statestore.sqlite.connection import check_sqlite_version
 from tests.support.faults import FaultyVFS
-from tests.support.store import MARKER, name, new, owned
+from tests.support.store import MARKER, PARAMS, name, new, owned
 
 
 @pytest.fixture
@@ -108,6 +108,55 @@ async def test_missing_folders_are_made_and_impossible_ones_are_unavailable(tmp_
     with pytest.raises(StoreUnavailableError):
         await catalog.open(MARKER)
     await catalog.close()
+
+
+async def test_calls_that_wait_together_share_an_fsync(faulty: SqliteCatalog, vfs: FaultyVFS) -> None:
+    sessions = [f"s{index}" for index in range(40)]
+    for session in sessions:
+        await owned(faulty, session)
+    before = vfs.syncs
+    outcomes = await asyncio.gather(*(faulty.append(AppendTokens(name(session), 1, (7,))) for session in sessions))
+    assert [outcome.head for outcome in outcomes] == [1] * 40
+    assert vfs.syncs - before <= 20
+
+
+async def test_a_call_that_fails_in_company_is_undone_alone(catalog: SqliteCatalog) -> None:
+    for session in ("a", "b"):
+        await owned(catalog, session)
+    busy = BeginGeneration(name("a"), 1, "g", PARAMS, (1, 2))
+    results = await asyncio.gather(
+        *(catalog.append(AppendTokens(name("b"), 1, (index,))) for index in range(5)),
+        catalog.begin_generation(busy),
+        catalog.begin_generation(busy),
+        catalog.append(AppendTokens(name("b"), 1, (-1,))),
+        catalog.create_session(new("b")),
+        catalog.fork(ForkSessions(name("b"), None, (new("c"), new("a")))),
+        catalog.append(AppendTokens(name("b"), 1, (9,))),
+        return_exceptions=True,
+    )
+    kinds = [type(result).__name__ for result in results]
+    assert kinds[:6] == ["AppendOutcome"] * 5 + ["BeginOutcome"]
+    assert kinds[6:] == [
+        "SessionBusyError",
+        "OverflowError",
+        "AlreadyExistsError",
+        "AlreadyExistsError",
+        "AppendOutcome",
+    ]
+    assert (await catalog.read_log(name("b"), 0, 99)).token_ids == (0, 1, 2, 3, 4, 9)
+    assert [row.name.session for row in await catalog.list_sessions("w", None, 9)] == ["a", "b"]
+    assert [finding async for finding in check(catalog, MemoryBlobs())] == []
+
+
+async def test_a_failing_disk_fails_all_calls_of_a_group(faulty: SqliteCatalog, vfs: FaultyVFS) -> None:
+    for session in ("a", "b", "c"):
+        await owned(faulty, session)
+    vfs.write_error = apsw.FullError("no room")
+    calls = [faulty.append(AppendTokens(name(session), 1, tuple(range(3000)))) for session in ("a", "b", "c")]
+    results = await asyncio.gather(*calls, return_exceptions=True)
+    assert [type(result) for result in results] == [StoreFullError] * 3
+    vfs.write_error = None
+    assert [row.head for row in await faulty.list_sessions("w", None, 9)] == [0, 0, 0]
 
 
 async def test_a_file_of_another_application_is_refused_and_left_alone(tmp_path: Path) -> None:
