@@ -73,21 +73,26 @@ def test_entries_without_rows_pad_a_batch_and_leave_their_slots_alone(model: Mod
     sequences = [lab.run(lab.create(model.stream(n)), 20 + 9 * n) for n in range(8)]
     before = [state_digest(lab.engine, sequence) for sequence in sequences]
     live = [lab.engine._sequences[sequence] for sequence in sequences]
-    ids, borders = [], [0]
+    token_ids: list[int] = []
+    borders = [0]
     for n, sequence in enumerate(live):
         if n in (1, 4, 6):
-            ids += lab.following[sequences[n]].token_ids[sequence.consumed : sequence.consumed + 2]
-        borders.append(len(ids))
-    rows = lab.decoder.forward(
-        RowBatch(ids, borders, [s.consumed for s in live], [s.slot for s in live], [[*s.pages, 63] for s in live]),
-        lab.engine.tensors,
+            token_ids += model.stream(n).token_ids[sequence.consumed : sequence.consumed + 2]
+        borders.append(len(token_ids))
+    spare = lab.engine.pages.free_ids()
+    batch = RowBatch(
+        token_ids,
+        borders,
+        starts=[sequence.consumed for sequence in live],
+        slots=[sequence.slot for sequence in live],
+        page_tables=[[*sequence.pages, page] for sequence, page in zip(live, spare, strict=False)],
     )
-    for n, sequence in enumerate(sequences):
+    rows = lab.decoder.forward(batch, lab.engine.tensors)
+    for n, start in enumerate(batch.starts):
         if n in (1, 4, 6):
-            start = live[n].consumed
-            assert torch.equal(rows[borders[n] : borders[n + 1]], lab.following[sequence].rows[start : start + 2])
+            assert torch.equal(rows[borders[n] : borders[n + 1]], model.stream(n).rows[start : start + 2])
         else:
-            assert state_digest(lab.engine, sequence) == before[n]
+            assert state_digest(lab.engine, sequences[n]) == before[n]
 
 
 def test_another_thread_computes_the_same_bits(model: Model) -> None:

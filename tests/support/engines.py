@@ -2,7 +2,7 @@
 
 import hashlib
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 import torch
@@ -57,6 +57,8 @@ def decode(engine: TorchEngine, sequence: int, token_ids: Sequence[int]) -> None
     consume(engine, sequence, token_ids, range(len(token_ids)))
 
 
+MakeEngine = Callable[..., TorchEngine]
+"""Makes an engine over a test's model: (slots, pages, sabotage)."""
 Generated = list[tuple[int, float | None]]
 """Token id and logprob of every sampled token."""
 

@@ -1,0 +1,34 @@
+"""A tiny random model and engines over it."""
+
+from collections.abc import Mapping
+
+import pytest
+import torch
+from torch import Tensor
+
+from forkpoint.model.config import ModelConfig
+from forkpoint.server.engine.runner import TorchEngine
+from tests.support.engines import MakeEngine, random_engine
+from tests.support.random_model import random_model
+
+
+@pytest.fixture(scope="session")
+def tiny() -> tuple[ModelConfig, Mapping[str, Tensor]]:
+    """Config and weights of a 4-layer model, K != V."""
+    return random_model("bounded", value_dim=24, seed=9)
+
+
+@pytest.fixture
+def make_engine(tiny: tuple[ModelConfig, Mapping[str, Tensor]], device: torch.device) -> MakeEngine:
+    """Makes engines with given pool sizes."""
+
+    def make(slots: int = 4, pages: int = 16, sabotage: str | None = None) -> TorchEngine:
+        return random_engine(*tiny, device, slots=slots, pages=pages, sabotage=sabotage)
+
+    return make
+
+
+@pytest.fixture
+def engine(make_engine: MakeEngine) -> TorchEngine:
+    """Four slots, sixteen pages."""
+    return make_engine()
