@@ -162,6 +162,13 @@ class ServerProcess:
         self.process.send_signal(signal.SIGTERM)
         return self.process.wait(timeout=15)
 
+    def close(self) -> None:
+        """Kill it if it still runs, and close its pipe."""
+        if self.process.poll() is None:
+            self.kill()
+        if self.process.stdout is not None:
+            self.process.stdout.close()
+
 
 def start_server(folder: Path, port: int = 0, step_pause: float = 0.0) -> ServerProcess:
     """A process that runs tests/support/hash_server.py; returns once it serves."""
@@ -196,7 +203,4 @@ def server_process(folder: Path, port: int = 0, step_pause: float = 0.0) -> Iter
     try:
         yield server
     finally:
-        if server.process.poll() is None:
-            server.kill()
-        if server.process.stdout is not None:
-            server.process.stdout.close()
+        server.close()
