@@ -26,7 +26,7 @@ def add_parser(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> 
 def run(arguments: argparse.Namespace) -> int:
     """Print what was found."""
     if arguments.server:
-        return call(arguments, _ask)
+        return call(arguments, _ask, ready_s=None)
     facts = installation()
     if arguments.json:
         print_json(facts)

@@ -26,13 +26,18 @@ def add_remote(parser: argparse.ArgumentParser, with_json: bool = True) -> None:
         parser.add_argument("--json", action="store_true", help="machine-readable output")
 
 
-def call(arguments: argparse.Namespace, action: Callable[[Client, argparse.Namespace], Awaitable[int]]) -> int:
-    """Run `action` with a connected client."""
+def call(
+    arguments: argparse.Namespace,
+    action: Callable[[Client, argparse.Namespace], Awaitable[int]],
+    ready_s: float | None = READY_SECONDS,
+) -> int:
+    """Run `action` with a client of a server that serves within `ready_s` (None: don't ask)."""
 
     async def connected() -> int:
         async with Client(arguments.address) as client:
             # A stream waits a minute for a server that dies under it. One that was never there is an error at once.
-            await client.ready(READY_SECONDS)
+            if ready_s is not None:
+                await client.ready(ready_s)
             return await action(client, arguments)
 
     return asyncio.run(connected())

@@ -7,7 +7,7 @@ from typing import Final
 
 from forkpoint.config import DEVICES, DURABILITIES, ServerConfig, load_config
 
-_HELP: Final = {
+HELP: Final = {
     "model": "folder of the model (default: the tiny model that comes with Forkpoint)",
     "data": "folder for catalog, blobs and locks (default ./forkpoint-data)",
     "catalog": "URL of the catalog, such as sqlite:///path (default: SQLite in the data folder)",
@@ -26,10 +26,9 @@ _HELP: Final = {
     "checkpoint_on_turn_end": "also checkpoint when a generation ends",
     "prefill_chunk": "prompt tokens a step may consume (default 512)",
     "durability": f"the least the store must reach: {', '.join(DURABILITIES)} (default local_fsync)",
-    "compress": "compress blobs with zstd (the default)",
     "sabotage": "damage what is restored, for the demo's self-test: conv-tail",
 }
-_YES_OR_NO: Final = frozenset({"checkpoint_on_turn_end", "compress"})
+_YES_OR_NO: Final = frozenset({"checkpoint_on_turn_end"})
 NAMES: Final = tuple(field.name for field in fields(ServerConfig))
 
 
@@ -46,9 +45,9 @@ def add_parser(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> 
     for name in NAMES:
         flag = f"--{name.replace('_', '-')}"
         if name in _YES_OR_NO:
-            parser.add_argument(flag, action=argparse.BooleanOptionalAction, default=None, help=_HELP.get(name))
+            parser.add_argument(flag, action=argparse.BooleanOptionalAction, default=None, help=HELP.get(name))
         else:
-            parser.add_argument(flag, default=None, metavar=name.upper().replace("_", "-"), help=_HELP.get(name))
+            parser.add_argument(flag, default=None, metavar=name.upper().replace("_", "-"), help=HELP.get(name))
     parser.set_defaults(run=run)
 
 

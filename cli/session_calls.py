@@ -3,9 +3,9 @@
 import argparse
 import contextlib
 import sys
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, TypeVar
 
 from forkpoint.cli.names import session_name, short, split_session, workflow_name
 from forkpoint.cli.output import bytes_text, print_fields, print_json, print_json_line, print_table
@@ -13,10 +13,11 @@ from forkpoint.cli.remote import call
 from forkpoint.cli.shown import SESSION_COLUMNS, session_dict, session_row, tree_lines
 from forkpoint.client.client import Client
 from forkpoint.client.errors import RemoteError
-from forkpoint.client.frames import chunks_of, frame
+from forkpoint.client.frames import frame, read_frames
 from forkpoint.client.session import Session
 from forkpoint.errors import InvalidFieldError
 
+T = TypeVar("T")
 Action = Callable[[Client, argparse.Namespace], Awaitable[int]]
 
 
@@ -197,9 +198,11 @@ async def import_file(client: Client, arguments: argparse.Namespace) -> int:
     workflow, session_id = new_session(arguments.session)
     with _reading(arguments.file) as file:
         try:
-            session = await client.sessions.import_(workflow, chunks_of(file), session_id)
+            # Read to its end first: a file that is cut off is refused here, not in the middle of a call.
+            chunks = list(read_frames(file))
         except ValueError as error:
             raise InvalidFieldError("file", str(error)) from error
+    session = await client.sessions.import_(workflow, _each(chunks), session_id)
     return await _done(session, arguments)
 
 
@@ -242,6 +245,11 @@ async def _done(session: Session, arguments: argparse.Namespace) -> int:
     else:
         print_table(SESSION_COLUMNS, [session_row(resource)])
     return 0
+
+
+async def _each(items: Iterable[T]) -> AsyncIterator[T]:
+    for item in items:
+        yield item
 
 
 @contextlib.contextmanager

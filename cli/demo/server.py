@@ -38,14 +38,14 @@ class ServerProcess:
     def __init__(self, name: str, store: Path, log: Path, extra: Sequence[str] = (), port: int | None = None) -> None:
         self.name, self.store, self.log, self.extra = name, store, log, tuple(extra)
         self.address = f"127.0.0.1:{port or free_port()}"
-        self._ready = log.with_suffix(".address")
+        self.ready_file = log.with_suffix(".address")
         self._process: Process | None = None
 
     def command(self) -> list[str]:
         """The command line."""
         return [
             *(sys.executable, "-m", "forkpoint.cli.main", "serve"),
-            *("--address", self.address, "--port-file", str(self._ready), "--node", self.name),
+            *("--address", self.address, "--port-file", str(self.ready_file), "--node", self.name),
             *("--data", str(self.store)),
             *self.extra,
         ]
@@ -67,7 +67,7 @@ class ServerProcess:
             return
         self.store.mkdir(parents=True, exist_ok=True)
         self.log.parent.mkdir(parents=True, exist_ok=True)
-        self._ready.unlink(missing_ok=True)
+        self.ready_file.unlink(missing_ok=True)
         with self.log.open("ab") as log:
             self._process = await asyncio.create_subprocess_exec(
                 *self.command(), stdin=asyncio.subprocess.DEVNULL, stdout=log, stderr=log, env=dict(os.environ)
@@ -77,7 +77,7 @@ class ServerProcess:
         """Return once the server says that it serves. Raises ServerFailedError."""
         try:
             async with asyncio.timeout(timeout_s):
-                while not self._ready.exists():
+                while not self.ready_file.exists():
                     if not self.running:
                         raise ServerFailedError(self.name, "ended before it was ready", self.log_tail())
                     await asyncio.sleep(0.05)

@@ -8,6 +8,8 @@ from typing import Final
 
 import pytest
 
+from tests.support.small_disk import SmallDisk
+
 KILLS_DEFAULT: Final = 20
 
 
@@ -32,23 +34,6 @@ def kill_seed(request: pytest.FixtureRequest) -> int:
     return seed
 
 
-class SmallDisk:
-    """A mounted file system with a size limit of its own."""
-
-    def __init__(self, folder: Path, size_kib: int) -> None:
-        self.folder = folder
-        folder.mkdir()
-        _run("mount", "-t", "tmpfs", "-o", f"size={size_kib}k", "tmpfs", str(folder))
-
-    def resize(self, size_kib: int) -> None:
-        """Change the limit while the file system is in use."""
-        _run("mount", "-o", f"remount,size={size_kib}k", str(self.folder))
-
-    def unmount(self) -> None:
-        """Take it away again."""
-        _run("umount", "--lazy", str(self.folder))
-
-
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[SmallDisk]:
     """Four MiB of tmpfs: a disk that is really full when it is full."""
@@ -60,7 +45,3 @@ def small_disk(tmp_path: Path) -> Iterator[SmallDisk]:
         pytest.skip(f"tmpfs can't be mounted here: {error}")
     yield disk
     disk.unmount()
-
-
-def _run(*command: str) -> None:
-    subprocess.run(command, check=True, capture_output=True, timeout=30)

@@ -15,7 +15,7 @@ from tests.support.talkers import Talker, everybody, open_talkers
 
 TALKERS: Final = 4
 EVERY_TOKENS: Final = 64
-LIFE_SECONDS: Final = (0.0, 1.5)
+LIFE_SECONDS: Final = (0.0, 1.2)
 """A server lives between these, counted from when it serves."""
 
 
