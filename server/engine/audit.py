@@ -9,6 +9,7 @@ from forkpoint.limits import PAGE_TOKENS
 from forkpoint.model.state import POISON_INT32, StateTensors
 from forkpoint.server.engine.pools import Pool
 from forkpoint.server.engine.sequences import LiveSequence, pages_for
+from forkpoint.server.engine.undo import slot_views
 
 
 def audit(slots: Pool, pages: Pool, tensors: StateTensors, sequences: Collection[LiveSequence]) -> list[str]:
@@ -26,8 +27,6 @@ def _sequence_problems(pages: Pool, sequence: LiveSequence) -> list[str]:
     name, problems = f"sequence {sequence.handle}", []
     if len(set(sequence.pages)) != len(sequence.pages):
         problems.append(f"{name}: a page appears twice")
-    if sequence.lost:
-        return problems
     if len(sequence.pages) != pages_for(sequence.consumed):
         problems.append(f"{name}: {len(sequence.pages)} pages for {sequence.consumed} tokens")
     elif sequence.consumed % PAGE_TOKENS and pages.holders(sequence.pages[-1]) != 1:
@@ -38,20 +37,14 @@ def _sequence_problems(pages: Pool, sequence: LiveSequence) -> list[str]:
 def _poison_problems(slots: Pool, pages: Pool, tensors: StateTensors, sequences: Collection[LiveSequence]) -> list[str]:
     """Free memory, and the rows of pages beyond what was consumed, that somebody wrote."""
     problems: list[str] = []
-    for name in tensors.layout.slot_tensors:
-        tensor: Tensor = getattr(tensors, name)
-        axis = 0 if name == "norm_rows" else 1
-        problems += [
-            f"slots: {slot} is free, but its {name} was written"
-            for slot in slots.free_ids()
-            if not _is_poison(tensor.select(axis, slot))
-        ]
-    problems += [
-        f"pages: {page} is free, but was written" for page in pages.free_ids() if not _is_poison(tensors.pages[page])
-    ]
+    for slot in slots.free_ids():
+        written = [name for name, view in slot_views(tensors, slot).items() if not _is_poison(view)]
+        problems += [f"slots: {slot} is free, but its {name} was written" for name in written]
+    touched = [page for page in pages.free_ids() if not _is_poison(tensors.pages[page])]
+    problems += [f"pages: {page} is free, but was written" for page in touched]
     for sequence in sequences:
         rows = sequence.consumed % PAGE_TOKENS
-        if rows and not sequence.lost and not _is_poison(tensors.pages[sequence.pages[-1], :, rows:]):
+        if rows and not _is_poison(tensors.pages[sequence.pages[-1], :, rows:]):
             problems.append(f"sequence {sequence.handle}: a row beyond its {sequence.consumed} tokens was written")
     return problems
 

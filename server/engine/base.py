@@ -82,11 +82,12 @@ class Engine(Protocol):
 
     def step(self, works: Sequence[Work]) -> list[Sampled | None]:
         """Run one batch; one entry per work, None where it asked for no sample. A sequence appears at most once.
-        Raises NodeCapacityError (too few free pages), before anything is consumed."""
+        Raises NodeCapacityError (too few free pages) and NonFiniteLogitsError (it names the sequence without which the
+        step can be tried again); nothing is consumed then."""
         ...
 
     def capture(self, sequence: int) -> Capture:
-        """Copy the state at the sequence's last grid point."""
+        """Copy the state at the sequence's last grid point. Raises NonFiniteStateError: no such state is stored."""
         ...
 
     def parts(self, grid_position: int) -> tuple[PartSpec, ...]:

@@ -1,7 +1,6 @@
 """TorchEngine: the engine port over HybridDecoder and StateTensors."""
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -16,10 +15,11 @@ from forkpoint.server.engine.audit import audit
 from forkpoint.server.engine.base import Capacity, Capture, ModelFacts
 from forkpoint.server.engine.batch import Sampled, Work
 from forkpoint.server.engine.capture import SABOTAGES, capture, check_part, flip_a_sign
-from forkpoint.server.engine.errors import NonFiniteLogitsError, SequenceLostError
+from forkpoint.server.engine.errors import NonFiniteLogitsError
 from forkpoint.server.engine.pools import Pool
 from forkpoint.server.engine.sampler import sample_tokens
 from forkpoint.server.engine.sequences import LiveSequence, pages_for
+from forkpoint.server.engine.undo import StepUndo
 from forkpoint.server.engine.works import check_works
 
 
@@ -52,7 +52,7 @@ class TorchEngine:
         return self._add(self._take_slot(), [], 0).handle
 
     def fork(self, sequence: int) -> int:
-        """Copy slot and partial page, share full pages. Raises NodeCapacityError, SequenceLostError."""
+        """Copy slot and partial page, share full pages. Raises NodeCapacityError."""
         parent = self._sequences[sequence]
         parent.require_ready()
         full = parent.pages[: parent.consumed // PAGE_TOKENS]
@@ -95,29 +95,27 @@ class TorchEngine:
     def step(self, works: Sequence[Work]) -> list[Sampled | None]:
         """Consume every work's tokens in one forward pass, then sample where asked.
 
-        Beside the port's errors: NonFiniteLogitsError after the tokens were consumed (see there). An unexpected error
-        of the forward pass loses the sequences of the step, since their state may be half advanced.
+        Whatever is raised, every sequence is as it was. Beside the port's errors: NonFiniteLogitsError, naming the
+        sequence without which the step can be tried again; and what the forward pass raises, out of memory for one.
         """
         if not works:
             return []
         sequences = [self._sequences[work.sequence] for work in works]
         check_works(works, sequences, self._facts.vocab_size, self._facts.context_limit)
+        undo = StepUndo(self.tensors, works, sequences)
         self._extend(works, sequences)
-        consuming = [(w, s) for w, s in zip(works, sequences, strict=True) if w.token_ids]
-        if consuming:
-            with _losing([s for _, s in consuming]):
-                self.decoder.forward(_row_batch(consuming), self.tensors)
-            for work, sequence in consuming:
-                sequence.consumed += len(work.token_ids)
-        self._require_finite(sequences, self._last_rows(sequences), "the final-norm row")
-        return self._sample(works, sequences)
+        try:
+            self._consume(works, sequences)
+            return self._sample(works, sequences)
+        except BaseException:
+            undo.undo(works, self.pages)
+            raise
 
     def capture(self, sequence: int) -> Capture:
-        """Copy the state at the sequence's last grid point. Raises SequenceLostError."""
+        """Copy the state at the sequence's last grid point. Raises NonFiniteStateError."""
         live = self._sequences[sequence]
         live.require_ready()
-        with _losing([live], SequenceLostError):
-            return capture(self.tensors, live)
+        return capture(self.tensors, live)
 
     def parts(self, grid_position: int) -> tuple[PartSpec, ...]:
         """The parts of a checkpoint at a grid position, in layer order. Raises ValueError off the grid."""
@@ -203,6 +201,15 @@ class TorchEngine:
             sequence.pages += fresh[:count]
             del fresh[:count]
 
+    def _consume(self, works: Sequence[Work], sequences: Sequence[LiveSequence]) -> None:
+        """Run the works' tokens through the model and check where each sequence ends."""
+        consuming = [(w, s) for w, s in zip(works, sequences, strict=True) if w.token_ids]
+        if consuming:
+            self.decoder.forward(_row_batch(consuming), self.tensors)
+            for work, sequence in consuming:
+                sequence.consumed += len(work.token_ids)
+        self._require_finite(sequences, self._last_rows(sequences), "the final-norm row")
+
     def _last_rows(self, sequences: Sequence[LiveSequence]) -> Tensor:
         """Stored final-norm rows [B, hidden] of the sequences' last consumed positions.
 
@@ -214,7 +221,6 @@ class TorchEngine:
     def _require_finite(self, sequences: Sequence[LiveSequence], rows: Tensor, what: str) -> None:
         for sequence, finite in zip(sequences, torch.isfinite(rows).all(dim=1).tolist(), strict=True):
             if not finite:
-                sequence.lost = True
                 raise NonFiniteLogitsError(sequence.handle, sequence.consumed, what)
 
     def _sample(self, works: Sequence[Work], sequences: Sequence[LiveSequence]) -> list[Sampled | None]:
@@ -242,14 +248,3 @@ def _row_batch(consuming: Sequence[tuple[Work, LiveSequence]]) -> RowBatch:
         slots=[sequence.slot for _, sequence in consuming],
         page_tables=[sequence.pages for _, sequence in consuming],
     )
-
-
-@contextmanager
-def _losing(sequences: Sequence[LiveSequence], error: type[BaseException] = BaseException) -> Iterator[None]:
-    """Mark the sequences as lost when `error` passes."""
-    try:
-        yield
-    except error:
-        for sequence in sequences:
-            sequence.lost = True
-        raise

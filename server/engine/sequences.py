@@ -3,7 +3,6 @@
 from dataclasses import dataclass, field
 
 from forkpoint.limits import PAGE_TOKENS, TILE_TOKENS
-from forkpoint.server.engine.errors import SequenceLostError
 
 
 def pages_for(position: int) -> int:
@@ -26,12 +25,11 @@ class LiveSequence:
     consumed: int = 0
     rows_from: int = 0
     missing: set[str] | None = None
-    lost: bool = False
 
     @property
     def can_sample(self) -> bool:
         """Whether the final-norm row of the last consumed position is in the slot."""
-        return self.missing is None and not self.lost and self.consumed > self.rows_from
+        return self.missing is None and self.consumed > self.rows_from
 
     @property
     def grid_position(self) -> int:
@@ -43,8 +41,6 @@ class LiveSequence:
         return pages_for(self.consumed + token_count) - len(self.pages)
 
     def require_ready(self) -> None:
-        """Raise ValueError during a restore, SequenceLostError after a failed step."""
-        if self.lost:
-            raise SequenceLostError(self.handle)
+        """Raise ValueError during a restore."""
         if self.missing is not None:
             raise ValueError(f"sequence {self.handle} is being restored")

@@ -12,7 +12,7 @@ def check_works(works: Sequence[Work], sequences: Sequence[LiveSequence], vocab_
     """Check each work against its sequence.
 
     Raises ValueError (twice the same sequence, wrong start, nothing to do, no row to sample, sampling parameters out of
-    range, restore not ended), TokenOutOfRangeError, ContextFullError, SequenceLostError.
+    range, restore not ended), TokenOutOfRangeError, ContextFullError.
     """
     if len({work.sequence for work in works}) != len(works):
         raise ValueError("a sequence appears twice in a step")
