@@ -8,7 +8,6 @@ from forkpoint.errors import NodeDrainingError, StaleEpochError, StoreFullError,
 from forkpoint.ids import SessionName
 from forkpoint.server.session.core import NodeCore
 from forkpoint.server.session.live import LiveSession, Place
-from forkpoint.server.session.logread import read_all
 from forkpoint.server.session.owner import NameLocks, Owners
 from forkpoint.server.session.settle import Settler
 from forkpoint.statestore.records import FinishReason, RequestKey
@@ -52,8 +51,7 @@ class Claims:
             self.refuse_when_draining()
             live = await self.owners.own(name, resume)
             try:
-                if live.suspect:
-                    await self.refresh(live)
+                await self.confirmed(live)
                 return await act(live)
             except StaleEpochError:
                 await self._settler.lost(live)
@@ -66,7 +64,7 @@ class Claims:
         try:
             yield
         except (StoreUnavailableError, StoreFullError):
-            live.suspect = True
+            self._doubt(live)
             raise
         finally:
             live.end_writer()
@@ -82,6 +80,9 @@ class Claims:
         try:
             await self.end_generation(live, ending)
             yield
+        except (StoreUnavailableError, StoreFullError):
+            self._doubt(live)
+            raise
         finally:
             live.end_writer()
             self.core.wake()
@@ -124,26 +125,18 @@ class Claims:
             live.wanted -= 1
             self.core.wake()
 
-    async def refresh(self, live: LiveSession) -> None:
-        """After a lost answer: take what the store holds and this node does not know. Raises StaleEpochError."""
-        if live.writer or not live.suspect:
-            return
-        live.writer = "refresh"
-        try:
-            row = await self.core.catalog.get_session(live.name)
-            if row.epoch != live.epoch:
-                raise StaleEpochError(str(live.name), live.epoch, row.epoch)
-            missed = await read_all(self.core.catalog, live.name, live.head, row.head)
-            for token, kind in zip(missed.token_ids, missed.kinds, strict=True):
-                live.grow((token,), kind, row.head_hash)
-            live.row = row
-            generation = await self.core.catalog.open_generation(live.name)
-            if generation is not None and live.generation is None:
-                await self.owners.adopt(live, generation)
-            live.wants_prefill = True
-            live.suspect = False
-        finally:
-            live.end_writer()
+    async def confirmed(self, live: LiveSession) -> None:
+        """Until the loop has compared the session with the store, when a write's answer was lost."""
+        number = live.trouble[0]
+        while live.suspect:
+            self.core.wake()
+            await self._changed(live)
+            later, error = live.trouble
+            if later != number and error is not None:
+                raise error
+
+    def _doubt(self, live: LiveSession) -> None:
+        live.suspect = True
         self.core.wake()
 
     async def _changed(self, live: LiveSession) -> None:

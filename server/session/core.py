@@ -9,7 +9,7 @@ from forkpoint.errors import ForkpointError
 from forkpoint.ids import SessionName
 from forkpoint.server.session.counters import Counters
 from forkpoint.server.session.engine_thread import EngineThread
-from forkpoint.server.session.live import LiveSession
+from forkpoint.server.session.live import LiveSession, Place
 from forkpoint.server.session.options import NodeOptions
 from forkpoint.server.session.ports import TextCodec
 from forkpoint.server.session.tasks import TaskOwner
@@ -79,6 +79,12 @@ class NodeCore:
         if sequence is not None:
             await self.engine.free(sequence)
         self.wake()
+
+    async def discard(self, live: LiveSession) -> None:
+        """Take it off the engine without a checkpoint; it waits like any other when it is needed again."""
+        live.place = Place.PARKED
+        live.waiting_since = self.ticket()
+        await self.free_sequence(live)
 
     async def drop(self, live: LiveSession, error: Exception) -> None:
         """The node gives the session up: readers raise `error`, the slot is freed."""

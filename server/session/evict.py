@@ -73,24 +73,18 @@ class Residents:
             resident = live.place is Place.RESIDENT and not live.held
             if resident and live.generation is not None and live.consumed == live.head and not live.can_sample:
                 live.will_sample = True
-                await self.discard(live)
+                await self._core.discard(live)
 
     async def evict(self, live: LiveSession) -> None:
         """Capture the state, free the sequence; the checkpoint is written in the background."""
         await self._checkpointer.capture(live)
-        live.place = Place.PARKED
-        live.waiting_since = self._core.ticket()
-        await self._core.free_sequence(live)
-
-    async def discard(self, live: LiveSession) -> None:
-        """Take it off the engine without a checkpoint."""
-        live.place = Place.PARKED
-        live.waiting_since = self._core.ticket()
-        await self._core.free_sequence(live)
+        await self._core.discard(live)
 
     def _waiting(self) -> Iterable[Waiting[SessionName]]:
         for live in self._core.lives.values():
-            if live.place is Place.PARKED and not live.held and _needs_engine(live) and not self._core.rests(live):
+            if live.place is not Place.PARKED or live.held or live.suspect or self._core.rests(live):
+                continue
+            if _needs_engine(live):
                 foreground = live.generation is not None or live.wanted > 0
                 yield Waiting(live.name, live.name.workflow, live.head, self._since(live), foreground)
 

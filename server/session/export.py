@@ -2,7 +2,7 @@
 
 from collections.abc import AsyncIterator
 
-from forkpoint.errors import AlreadyExistsError, LogCorruptError, StateIncompatibleError
+from forkpoint.errors import AlreadyExistsError, LogCorruptError, StaleEpochError, StateIncompatibleError
 from forkpoint.ids import SessionName, new_id
 from forkpoint.server.session.api import CreateSession, ExportedSession, SessionView
 from forkpoint.server.session.claims import Claims
@@ -11,7 +11,7 @@ from forkpoint.server.session.lifecycle import Lifecycle
 from forkpoint.server.session.live import LiveSession
 from forkpoint.server.session.logread import read_slices
 from forkpoint.server.session.views import Views
-from forkpoint.statestore.base import AppendTokens, BeginGeneration, StepCommit
+from forkpoint.statestore.base import AppendTokens, BeginGeneration, StepCommit, StepStatus
 from forkpoint.statestore.chain import HashChain
 from forkpoint.statestore.records import FinishReason, GenerationRow, Kind, LogSlice, RequestKey, StoreMarker
 
@@ -54,11 +54,12 @@ class Porter:
             create = CreateSession(
                 name, head.row.seed, head.row.policy, head.row.labels, head.row.transient, None, request
             )
-            view = await self._lifecycle.create_claimed(create)
-            if view.row.head > 0:
-                if view.row.head != len(tokens):
+            await self._lifecycle.create_claimed(create)
+            row = await self._core.catalog.get_session(name)
+            if row.head > 0:
+                if row.head != len(tokens):
                     raise AlreadyExistsError(str(name))
-                return view
+                return await self._views.one(row)
             pieces = _pieces(kinds, head.generations, len(tokens))
             await self._claims.owned(name, lambda live: self._write(live, pieces, tokens, kinds, logprobs))
             return await self._views.one(await self._core.catalog.get_session(name))
@@ -119,7 +120,10 @@ class Porter:
         await catalog.begin_generation(BeginGeneration(live.name, live.epoch, generation, row.params))
         finish = row.finish or FinishReason.CANCELLED
         commit = StepCommit(live.name, live.epoch, start, token_ids, generation, logprobs, finish)
-        return (await catalog.commit_step([commit]))[0].head_hash
+        outcome = (await catalog.commit_step([commit]))[0]
+        if outcome.status is not StepStatus.COMMITTED:
+            raise StaleEpochError(str(live.name), live.epoch, outcome.epoch)
+        return outcome.head_hash
 
 
 def _pieces(

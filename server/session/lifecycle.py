@@ -122,7 +122,7 @@ class Lifecycle:
     async def _turn_back(self, live: LiveSession, position: int, request: RequestKey | None) -> SessionRow:
         row, _ = await self._core.catalog.rewind(live.name, live.epoch, position, request)
         if live.place is Place.RESIDENT and live.consumed > position:
-            await self._residents.discard(live)
+            await self._core.discard(live)
         await self._images.forget(live.name)
         live.row = row
         live.tail.cut(position)

@@ -76,6 +76,7 @@ class StepLoop:
     async def step(self) -> bool:
         """Schedule, run, commit, publish. True when it did something, so that there may be more to do."""
         acted = await self._take_events()
+        await self._confirm()
         acted = await self._end_generations() or acted
         await self._residents.rewarm()
         await self._residents.admit()
@@ -105,6 +106,16 @@ class StepLoop:
             await event()
         return bool(events)
 
+    async def _confirm(self) -> None:
+        """Compare sessions with the store after a lost answer, before they go on."""
+        if self._store_rests():
+            return
+        for live in [live for live in self._core.lives.values() if live.suspect and not live.held]:
+            try:
+                await self._settler.refresh(live)
+            except ForkpointError as error:
+                self._store_failed([live], error)
+
     async def _end_generations(self) -> bool:
         """Stop conditions are read off the log before anything is sampled; ends asked for are taken here as well."""
         if self._store_rests():
@@ -113,7 +124,7 @@ class StepLoop:
         ending: list[tuple[LiveSession, StepCommit]] = []
         for live in self._core.lives.values():
             generation = live.generation
-            if generation is None or live.held:
+            if generation is None or live.held or live.suspect:
                 continue
             reason = generation.due(limit)
             if reason is not None:
@@ -124,7 +135,7 @@ class StepLoop:
     def _candidates(self) -> list[Candidate[SessionName]]:
         found = []
         for live in self._core.lives.values():
-            if live.place is not Place.RESIDENT or live.held or self._core.rests(live):
+            if live.place is not Place.RESIDENT or live.held or live.suspect or self._core.rests(live):
                 continue
             samples = live.generation is not None and not self._store_rests()
             if samples or live.consumed < live.head:
@@ -230,6 +241,7 @@ class StepLoop:
         log.log(logging.WARNING if known else logging.ERROR, "a commit failed: %s", error, exc_info=not known)
         told = error if known else StoreUnavailableError("catalog", str(error))
         for live in lives:
+            live.suspect = True
             live.fail(told)
         self._core.wake_in(delay)
 

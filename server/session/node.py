@@ -100,7 +100,7 @@ class Node:
         self._pauser = Pauser(claims, self._loop, residents, checkpointer, self._views)
         self._checkpoints = CheckpointCalls(claims, self._loop, checkpointer)
         self._porter = Porter(claims, self._lifecycle, self._views)
-        self._recovery = Recovery(claims, watch, self._lifecycle, settler)
+        self._recovery = Recovery(claims, watch, self._lifecycle)
         self._presence = Presence(core, lease_catalog)
         self._shutdown = Shutdown(core, self._loop, residents, checkpointer, images, self._presence)
 

@@ -1,15 +1,14 @@
-"""What a node does by itself: takes over generations that a dead node left, refreshes, deletes what has expired."""
+"""What a node does by itself: takes over generations that a dead node left, deletes what has expired."""
 
 import asyncio
 import logging
 
-from forkpoint.errors import ForkpointError, StaleEpochError
+from forkpoint.errors import ForkpointError
 from forkpoint.ids import SessionName
 from forkpoint.limits import PAGE_SIZE_MAX
 from forkpoint.server.session.claims import Claims
 from forkpoint.server.session.lease import DeathWatch, remove_lock_file
 from forkpoint.server.session.lifecycle import Lifecycle
-from forkpoint.server.session.settle import Settler
 from forkpoint.statestore.records import NodeRow, SessionRow, SessionState
 
 log = logging.getLogger(__name__)
@@ -18,12 +17,11 @@ log = logging.getLogger(__name__)
 class Recovery:
     """Two slow background rounds. Sessions without a generation wait until somebody touches them."""
 
-    def __init__(self, claims: Claims, watch: DeathWatch, lifecycle: Lifecycle, settler: Settler) -> None:
+    def __init__(self, claims: Claims, watch: DeathWatch, lifecycle: Lifecycle) -> None:
         self._claims = claims
         self._core = claims.core
         self._watch = watch
         self._lifecycle = lifecycle
-        self._settler = settler
         self._nodes: frozenset[str] = frozenset()
 
     async def run(self) -> None:
@@ -45,7 +43,7 @@ class Recovery:
                 log.warning("deleting expired sessions failed: %s", error)
 
     async def look(self) -> None:
-        """One round: dead nodes' generations, generations that nobody owns, lost answers."""
+        """One round: dead nodes' generations, and generations that nobody owns."""
         nodes = await self._core.catalog.list_nodes()
         for node in nodes:
             if node.incarnation != self._core.incarnation and self._watch.is_dead(node):
@@ -55,11 +53,6 @@ class Recovery:
             # A node came or went (this one, at its start): one that drained leaves open generations unowned.
             await self._take_unowned()
             self._nodes = incarnations
-        for live in [live for live in self._core.lives.values() if live.suspect]:
-            try:
-                await self._claims.refresh(live)
-            except StaleEpochError:
-                await self._settler.lost(live)
 
     async def _bury(self, node: NodeRow) -> None:
         """Take a dead node's generations. When it owns nothing more, its row and its lock file go."""

@@ -2,14 +2,14 @@
 
 import logging
 
-from forkpoint.errors import AbortedError, ForkpointError, SessionRelocatingError
+from forkpoint.errors import AbortedError, ForkpointError, SessionPausedError, SessionRelocatingError
 from forkpoint.server.session.checkpoint import Checkpointer
 from forkpoint.server.session.core import NodeCore
-from forkpoint.server.session.live import LiveSession
+from forkpoint.server.session.live import LiveSession, LogTail
 from forkpoint.server.session.logread import read_all
 from forkpoint.server.session.owner import Owners
 from forkpoint.statestore.base import StepCommit, StepOutcome, StepStatus
-from forkpoint.statestore.records import FinishReason, Kind
+from forkpoint.statestore.records import FinishReason, Kind, SessionRow, SessionState
 
 log = logging.getLogger(__name__)
 
@@ -40,6 +40,35 @@ class Settler:
             error = SessionRelocatingError(str(live.name), "another node", "")
         await self._core.drop(live, error)
 
+    async def refresh(self, live: LiveSession) -> None:
+        """Between steps, after a lost answer: take what the store holds and this node does not know. Raises what the
+        store raises."""
+        row = await self._core.catalog.get_session(live.name)
+        if row.epoch != live.epoch:
+            await self.lost(live)
+            return
+        if row.owner != self._core.incarnation or row.state is not SessionState.ACTIVE:
+            await self._core.drop(live, SessionPausedError(str(live.name)))
+            return
+        if row.branch != live.row.branch:
+            await self._other_branch(live, row)
+        await self._take_missed(live, row.head, row.head_hash)
+        opened = await self._core.catalog.open_generation(live.name)
+        if live.generation is not None and opened is None:
+            await self._note_end(live, row.head_hash)
+        elif live.generation is None and opened is not None:
+            await self._owners.adopt(live, opened)
+        live.wants_prefill = True
+        live.suspect = False
+        live.changed.fire()
+
+    async def _other_branch(self, live: LiveSession, row: SessionRow) -> None:
+        """A rewind took effect: nothing that is known of the log's end holds any more."""
+        await self._core.discard(live)
+        live.row = row
+        live.tail = LogTail(row.head)
+        live.known_grids, live.last_grid, live.replay_until = set(), 0, 0
+
     async def _publish(self, live: LiveSession, commit: StepCommit, outcome: StepOutcome) -> None:
         generation = live.generation
         assert generation is not None
@@ -66,16 +95,24 @@ class Settler:
         if outcome.head < live.head:
             await self._core.drop(live, await self._owners.relocating(live.name))
             return
-        missed = await read_all(self._core.catalog, live.name, live.head, outcome.head)
-        generation = live.generation
-        for token, kind, logprob in zip(missed.token_ids, missed.kinds, missed.logprobs, strict=True):
-            live.grow((token,), kind, outcome.head_hash, (logprob,))
-            if generation is not None:
-                generation.feed((token,))
-        if generation is None:
-            return
-        if not missed.token_ids and generation.finish is None:
+        known = live.head
+        await self._take_missed(live, outcome.head, outcome.head_hash)
+        if not await self._note_end(live, outcome.head_hash) and live.head == known:
             self._core.back_off(live, AbortedError(f"{live.name}: the store refuses its step at {live.head}"))
-        row = await self._core.catalog.get_generation(live.name, generation.row.generation)
-        if row.finish is not None and row.end is not None:
-            await self._finish(live, row.finish, row.end, outcome.head_hash)
+
+    async def _take_missed(self, live: LiveSession, head: int, head_hash: bytes) -> None:
+        missed = await read_all(self._core.catalog, live.name, live.head, head)
+        for token, kind, logprob in zip(missed.token_ids, missed.kinds, missed.logprobs, strict=True):
+            live.grow((token,), kind, head_hash, (logprob,))
+            if live.generation is not None and kind is Kind.GENERATED:
+                live.generation.feed((token,))
+
+    async def _note_end(self, live: LiveSession, head_hash: bytes) -> bool:
+        """Whether the generation has ended in the store; if so, it has here."""
+        if live.generation is None:
+            return False
+        row = await self._core.catalog.get_generation(live.name, live.generation.row.generation)
+        if row.finish is None or row.end is None:
+            return False
+        await self._finish(live, row.finish, row.end, head_hash)
+        return True

@@ -35,12 +35,15 @@ class LogCursor:
         Raises AbortedError when the name points at another branch now.
         """
         live = self._core.lives.get(self._name)
-        if live is not None and live.row.branch == self._branch and live.tail.start <= self.position:
+        known = live is not None and live.row.branch == self._branch
+        if live is not None and known and live.tail.start <= self.position <= live.tail.end:
             stop = min(live.head if end is None else min(end, live.head), self.position + STREAM_BUFFER_TOKENS)
             part = live.tail.slice(self.position, max(stop, self.position))
+            if not part.token_ids and end is not None and end > live.head:
+                # The store may know more than this node, when an answer was lost.
+                part = await self._from_store(end - self.position)
         else:
-            limit = STREAM_BUFFER_TOKENS if end is None else min(STREAM_BUFFER_TOKENS, end - self.position)
-            part = await self._from_store(limit)
+            part = await self._from_store(STREAM_BUFFER_TOKENS if end is None else end - self.position)
         self.position += len(part.token_ids)
         return part
 
@@ -48,7 +51,7 @@ class LogCursor:
         if limit <= 0:
             return LogSlice(self.position, (), (), ())
         try:
-            part = await self._core.catalog.read_log(self._name, self.position, limit)
+            part = await self._core.catalog.read_log(self._name, self.position, min(limit, STREAM_BUFFER_TOKENS))
         except PositionBeyondHeadError:
             await self._check_branch()
             raise

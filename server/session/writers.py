@@ -146,8 +146,7 @@ class Writers:
             if self._core.draining:
                 raise NodeDrainingError(self._core.options.node, call.resume_position)
             live = await self._claims.owners.own(call.name)
-            if live.suspect:
-                await self._claims.refresh(live)
+            await self._claims.confirmed(live)
             running = live.generation
             if running is None or running.row.generation != row.generation:
                 live, running = None, None

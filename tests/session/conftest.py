@@ -25,6 +25,16 @@ async def disk(tmp_path: Path) -> AsyncIterator[Site]:
 
 
 @pytest.fixture
+async def memory(tmp_path: Path) -> AsyncIterator[Running]:
+    """One node on a store in memory, for what takes very many steps."""
+    site = Site(tmp_path, "memory")
+    running = await site.node()
+    await running.workflow()
+    yield running
+    await site.close()
+
+
+@pytest.fixture
 async def node(site: Site) -> Running:
     """One node with an empty workflow."""
     running = await site.node()

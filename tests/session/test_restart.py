@@ -187,7 +187,7 @@ async def test_an_owner_that_lost_its_session_commits_nothing_more(site: Site) -
     first.engine.step_pause = 0.003
     name = await first.session("s")
     await first.append(name, PROMPT)
-    read, task = first.reading(GenerateCall(name, key("g"), max_tokens=300))
+    read, task = first.reading(GenerateCall(name, key("g"), max_tokens=120))
     await until(lambda: len(read.tokens) > 10)
     row = (await first.node.get_session(name)).row
     taken = await first.catalog.acquire(name, "thief", row.epoch)
@@ -199,8 +199,8 @@ async def test_an_owner_that_lost_its_session_commits_nothing_more(site: Site) -
     assert first.node.counters.stale_epochs == 1
     await until(lambda: first.engine.sequences == {})
     # The thief is no node: its session is free to take, and the stream goes on.
-    rest = await first.generate(GenerateCall(name, key("g"), max_tokens=300, resume_position=read.position))
-    assert read.tokens + rest.tokens == continuation(PROMPT, 300, GREEDY)[0]
+    rest = await first.generate(GenerateCall(name, key("g"), max_tokens=120, resume_position=read.position))
+    assert read.tokens + rest.tokens == continuation(PROMPT, 120, GREEDY)[0]
 
 
 async def test_a_stale_owner_finds_out_at_its_next_append(site: Site) -> None:

@@ -62,7 +62,8 @@ async def test_two_readers_of_one_generation_get_the_same(node: Running) -> None
     assert first.tokens == second.tokens == continuation(PROMPT, 80, GREEDY)[0]
 
 
-async def test_a_slow_reader_reads_again_from_the_store(node: Running) -> None:
+async def test_a_slow_reader_reads_again_from_the_store(memory: Running) -> None:
+    node = memory
     name = await node.session("s")
     await node.append(name, PROMPT)
     count = STREAM_BUFFER_TOKENS + TRIM_SLACK + 300
