@@ -83,20 +83,19 @@ def test_large_text_is_cut_into_chunks_that_join_to_it(size: int) -> None:
     assert b"".join(chunk.text_utf8 for chunk in rest) == request.text_utf8
 
 
-async def test_uploads_of_every_kind_are_the_append_they_stand_for(site: Served) -> None:
-    for index, given in enumerate(
-        ({"text": "hé" * 50}, {"tokens": list(range(200))}, {"messages": [("user", "a"), ("user", "b")]})
-    ):
-        session = await site.session(f"s{index}")
-        request = append_request(given.get("tokens"), given.get("text"), given.get("messages"), "messages" in given)  # type: ignore[arg-type]
-        request.name, request.request_id = session.name, f"r{index}"
-        uploaded = await site.raw.sessions.UploadAppend(chunks(request))
-        appended = await session.append(
-            request_id=f"r{index}",
-            add_generation_prompt="messages" in given,
-            **given,  # type: ignore[arg-type]
-        )
-        assert (appended.replayed, appended.token_ids) == (True, uploaded.token_ids)
+@pytest.mark.parametrize("kind", ["text", "tokens", "messages"])
+async def test_an_upload_of_any_kind_is_the_append_it_stands_for(site: Served, kind: str) -> None:
+    session = await site.session()
+    text = "hé" * 50 if kind == "text" else None
+    tokens = list(range(200)) if kind == "tokens" else None
+    messages = [("user", "a"), ("user", "b")] if kind == "messages" else None
+    request = append_request(tokens, text, messages, messages is not None)
+    request.name, request.request_id = session.name, "r"
+    uploaded = await site.raw.sessions.UploadAppend(chunks(request))
+    appended = await session.append(
+        request_id="r", text=text, tokens=tokens, messages=messages, add_generation_prompt=messages is not None
+    )
+    assert (appended.replayed, appended.token_ids) == (True, uploaded.token_ids)
 
 
 def test_a_client_needs_an_address() -> None:

@@ -28,7 +28,7 @@ async def unchanged(session: Session) -> AsyncIterator[None]:
     after = await session.get()
     for answer in (before, after):
         for field in ("consumed", "recovery_time_estimate", "epoch", "node", "update_time"):
-            answer.ClearField(field)  # type: ignore[arg-type]
+            answer.ClearField(field)
     assert after == before
     assert (await session.tokens().result()).token_ids == log
 
@@ -205,7 +205,7 @@ async def test_a_stale_position_or_hash_is_a_conflict_and_a_position_beyond_the_
     async with unchanged(session):
         for fields in ({"expected_position": 4}, {"expected_position": 5, "expected_head_hash": b"x" * 32}):
             async with Refusal(Code.ABORTED, "POSITION_CONFLICT") as refusal:
-                await site.raw.sessions.Append(pb.AppendRequest(name=session.name, text_utf8=b"x", **fields))  # type: ignore[arg-type]
+                await site.raw.sessions.Append(pb.AppendRequest(name=session.name, text_utf8=b"x", **fields))
             assert refusal.info.metadata["head"] == "5"
         async with Refusal(Code.DATA_LOSS, "LOG_TAIL_MISSING") as refusal:
             await site.raw.sessions.Append(pb.AppendRequest(name=session.name, text_utf8=b"x", expected_position=6))

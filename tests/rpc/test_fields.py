@@ -30,7 +30,7 @@ def test_every_honoured_path_exists() -> None:
     pool = descriptor_pool.Default()
     for name, paths in HONOURED.items():
         for path in paths:
-            descriptor = pool.FindMessageTypeByName(name)
+            descriptor: Descriptor | None = pool.FindMessageTypeByName(name)
             for part in path.split("."):
                 assert descriptor is not None, f"{name}: {path}"
                 assert part in descriptor.fields_by_name, f"{name} has no {path}"

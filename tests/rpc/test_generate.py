@@ -57,7 +57,7 @@ async def test_another_call_with_a_generations_request_id_is_refused(site: Serve
     await session.generate(max_tokens=5, request_id="g").result()
     for other in ({"max_tokens": 6}, {"max_tokens": 5, "temperature": 1.0}, {"max_tokens": 5, "text": "x"}):
         with pytest.raises(RemoteError) as error:
-            await session.generate(request_id="g", **other).result()  # type: ignore[arg-type]
+            await session.generate(request_id="g", **other).result()
         assert error.value.reason == "REQUEST_ID_REUSED"
     again = await session.generate(max_tokens=5, request_id="g", cancel_on_disconnect=True).result()
     assert len(again.token_ids) == 5, "how a call reads its answer is not part of what it is"

@@ -4,7 +4,7 @@ import asyncio
 import os
 import subprocess
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 from pathlib import Path
 
@@ -201,7 +201,7 @@ async def test_a_relay_that_is_cancelled_or_can_not_write_closes_its_source() ->
 
 
 async def test_a_relay_passes_what_its_source_raises_and_ends_with_it() -> None:
-    async def fails() -> AsyncIterator[int]:
+    async def fails() -> AsyncGenerator[int, None]:
         yield 1
         raise NodeDrainingError("n", 4)
 

@@ -1,0 +1,115 @@
+"""The serving process: its line, its port file, its logs, its signals; and what keeps it from starting."""
+
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from forkpoint.client.client import Client
+from forkpoint.config import ServerConfig
+from forkpoint.errors import ConfigError
+from forkpoint.proto.forkpoint.v1 import session_pb2
+from forkpoint.server.app import TINY_MODEL, check_durability, join_address, serving
+from forkpoint.server.main import JsonLines
+from forkpoint.statestore.open import open_catalog
+from tests.support.rpc_site import ROOT, config_for, parts_for, served, server_process, settled
+
+
+async def test_sigterm_checkpoints_every_session_and_exits_well(tmp_path: Path) -> None:
+    with server_process(tmp_path, step_pause=0.005) as server:
+        async with Client(server.address) as client:
+            await client.workflows.create("w")
+            sessions = [await client.sessions.create("w", f"s{index}") for index in range(3)]
+            for letter, session in zip("abc", sessions, strict=True):
+                await session.append(text=letter * 40)
+                await settled(session)
+            generation = sessions[0].generate(max_tokens=5000, patience_s=0.1)
+            await anext(generation)
+            assert server.terminate() == 0
+    async with served(tmp_path, workflow=False) as site:
+        for session in sessions:
+            again = site.client.sessions.open(session.name)
+            made = [checkpoint async for checkpoint in site.client.checkpoints.list(session.name)]
+            assert made and made[-1].grid_position >= 32
+            assert (await again.get()).head >= 40
+        await site.client.sessions.open(sessions[0].name).cancel_generation()
+        assert (await site.client.sessions.open(sessions[1].name).get()).state == session_pb2.Session.ACTIVE
+
+
+def test_a_second_signal_ends_the_process_at_once(tmp_path: Path) -> None:
+    with server_process(tmp_path, step_pause=3.0) as server:
+        program = (
+            "import asyncio, sys\n"
+            "from forkpoint.client.client import Client\n"
+            "async def main():\n"
+            "    async with Client(sys.argv[1]) as client:\n"
+            "        await client.workflows.create('w')\n"
+            "        session = await client.sessions.create('w', 's')\n"
+            "        await session.append(text='hello')\n"
+            "asyncio.run(main())\n"
+        )
+        environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+        subprocess.run([sys.executable, "-c", program, server.address], env=environment, check=True)
+        server.process.send_signal(signal.SIGTERM)
+        server.process.send_signal(signal.SIGINT)
+        assert server.process.wait(timeout=10) in (0, 1)
+
+
+async def test_a_port_that_is_taken_is_said(tmp_path: Path) -> None:
+    async with served(tmp_path / "a") as site:
+        config = config_for(tmp_path / "b", port=int(site.address.rpartition(":")[2]))
+        with pytest.raises(ConfigError) as error:
+            async with serving(config, parts_for(config)):
+                pass
+        assert error.value.key == "port"
+
+
+async def test_a_store_below_the_asked_durability_keeps_the_node_from_starting(tmp_path: Path) -> None:
+    config = config_for(tmp_path, catalog="memory://")
+    with pytest.raises(ConfigError) as error:
+        check_durability(config, open_catalog(config.catalog_url))
+    assert error.value.key == "durability"
+    check_durability(replace(config, durability="memory"), open_catalog(config.catalog_url))
+    check_durability(config_for(tmp_path), open_catalog(config_for(tmp_path).catalog_url))
+    async with served(tmp_path, catalog="memory://", blobs="memory://", durability="memory") as site:
+        session = await site.session()
+        answer = await session.append(text="x", durability="MEMORY")
+        assert answer.durability == 1
+
+
+async def test_a_node_that_stopped_leaves_no_row(tmp_path: Path) -> None:
+    async with served(tmp_path):
+        pass
+    async with served(tmp_path, workflow=False, node="next") as site:
+        assert [node.name async for node in site.client.nodes.list()] == ["nodes/next"]
+
+
+def test_addresses_with_colons_get_brackets() -> None:
+    assert [join_address(host, 1) for host in ("h", "::1", "[::1]")] == ["h:1", "[::1]:1", "[::1]:1"]
+
+
+def test_the_tiny_model_lies_where_the_node_looks() -> None:
+    assert (TINY_MODEL / "config.json").is_file()
+    assert ServerConfig().model is None
+
+
+def test_log_lines_are_json_without_the_texts_of_errors() -> None:
+    formatter = JsonLines()
+    record = logging.LogRecord("forkpoint.x", logging.WARNING, "f", 1, "what %s", ("happened",), None)
+    record.facts = {"session": "s", "epoch": 3}
+    line = json.loads(formatter.format(record))
+    assert (line["level"], line["logger"], line["message"]) == ("warning", "forkpoint.x", "what happened")
+    assert (line["session"], line["epoch"]) == ("s", 3)
+    try:
+        raise KeyError("secret tokens")
+    except KeyError:
+        record = logging.LogRecord("forkpoint.x", logging.ERROR, "f", 1, "failed", (), sys.exc_info())
+    text = formatter.format(record)
+    assert json.loads(text)["error"] == "KeyError"
+    assert "secret" not in text and "test_log_lines" in text
