@@ -36,11 +36,11 @@ def kill_seed(request: pytest.FixtureRequest) -> int:
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[SmallDisk]:
-    """Four MiB of tmpfs: a disk that is really full when it is full."""
+    """64 MiB of tmpfs."""
     if os.geteuid() != 0:
         pytest.skip("a size-limited file system needs the right to mount one")
     try:
-        disk = SmallDisk(tmp_path / "disk", 4096)
+        disk = SmallDisk(tmp_path / "disk", 64 * 1024)
     except (OSError, subprocess.CalledProcessError) as error:
         pytest.skip(f"tmpfs can't be mounted here: {error}")
     yield disk

@@ -12,6 +12,7 @@ import pytest
 from forkpoint.cli.demo.server import ServerFailedError, ServerProcess
 from forkpoint.client.client import Client
 from forkpoint.client.errors import RemoteError, remote_error
+from forkpoint.client.generation import Generation
 from forkpoint.client.wire import Connection
 from forkpoint.limits import SHUTDOWN_SECONDS, TILE_TOKENS
 from forkpoint.proto.forkpoint.v1 import session_service_pb2 as pb
@@ -152,14 +153,14 @@ async def test_a_store_refuses_a_server_with_another_model(tmp_path: Path, first
     assert await first.stop() == 0
 
 
-async def fill(talker: Talker, disk: SmallDisk) -> RemoteError:
-    """Append until the store has no room; returns the refusal."""
-    await asyncio.to_thread(disk.resize, 3072)
-    for number in range(400):
+async def append_until_refused(talker: Talker) -> tuple[RemoteError, str]:
+    """Append until the store has no room; returns the refusal and the refused call's request id."""
+    for number in range(100):
+        request_id = f"fill-{number}"
         try:
-            added = await talker.session.append(text=b"0123456789abcdef" * 256, request_id=f"fill-{number}")
+            added = await talker.session.append(text=b"0123456789abcdef" * 4, request_id=request_id)
         except RemoteError as error:
-            return error
+            return error, request_id
         talker.saw(added.start, list(added.token_ids))
     raise AssertionError("the disk never got full")
 
@@ -169,23 +170,43 @@ async def test_a_full_disk_refuses_clearly_and_loses_nothing(tmp_path: Path, sma
     await server.start()
     try:
         async with Client(server.address) as client:
-            (talker,) = await open_talkers(client, 1, every_tokens=64)
-            await talker.turn()
-            error = await fill(talker, small_disk)
+            writer, appender = await open_talkers(client, 2, every_tokens=64)
+            await writer.turn()
+            generation = writer.session.generate(text=b"def f", max_tokens=300, temperature=1.0, request_id="long")
+            async for _ in generation:
+                if len(generation.token_ids) >= 8:
+                    break
+            await asyncio.to_thread(small_disk.fill)
+            error, request_id = await append_until_refused(appender)
             assert (error.code, error.reason) == ("RESOURCE_EXHAUSTED", "STORE_FULL")
-            await asyncio.to_thread(small_disk.resize, 64 * 1024)
-            await talker.turn()
-            checkpoint = await talker.session.checkpoint()
-            assert checkpoint.grid_position > 0
-            ids, _ = await talker.log()
-            talker.check(ids, talker.seen)
+            refusals = [await refusal(generation), await refusal(appender.session.checkpoint())]
+            assert {refused.reason for refused in refusals} == {"STORE_FULL"}
+            assert generation.finished is None
+            await asyncio.to_thread(small_disk.free)
+            added = await appender.session.append(text=b"0123456789abcdef" * 4, request_id=request_id)
+            appender.saw(added.start, list(added.token_ids))
+            again = await writer.session.generate(
+                text=b"def f", max_tokens=300, temperature=1.0, request_id="long"
+            ).result()
+            assert again.token_ids[: len(generation.token_ids)] == generation.token_ids
+            assert (await appender.session.checkpoint()).grid_position > 0
+            logs = {talker.short: (await talker.log())[0] for talker in (writer, appender)}
         await server.kill()
         await server.start()
         async with Client(server.address) as client:
-            reader = await client.sessions.open(talker.session.name).tokens().result()
-            assert reader.token_ids == ids
+            for talker in (writer, appender):
+                reader = await client.sessions.open(talker.session.name).tokens().result()
+                assert reader.token_ids == logs[talker.short]
+                talker.check(reader.token_ids, talker.seen)
         assert await server.stop(SHUTDOWN_SECONDS) == 0
         assert await check_store(small_disk.folder / "store") == []
     finally:
         if server.running:
             await server.kill()
+
+
+async def refusal(call: Any) -> RemoteError:
+    """The error of a call, or of a stream read to its end."""
+    with pytest.raises(RemoteError) as caught:
+        await (call.result() if isinstance(call, Generation) else call)
+    return caught.value

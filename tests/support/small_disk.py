@@ -1,5 +1,6 @@
 """A disk that is really full when it is full."""
 
+import errno
 import subprocess
 from pathlib import Path
 
@@ -12,9 +13,20 @@ class SmallDisk:
         folder.mkdir()
         _run("mount", "-t", "tmpfs", "-o", f"size={size_kib}k", "tmpfs", str(folder))
 
-    def resize(self, size_kib: int) -> None:
-        """Change the limit while the file system is in use."""
-        _run("mount", "-o", f"remount,size={size_kib}k", str(self.folder))
+    def fill(self) -> None:
+        """Take every byte that is left."""
+        with (self.folder / "filler").open("ab", buffering=0) as filler:
+            for size in (1 << 16, 1 << 12, 1):
+                try:
+                    while filler.write(bytes(size)) == size:
+                        continue
+                except OSError as error:
+                    if error.errno != errno.ENOSPC:
+                        raise
+
+    def free(self) -> None:
+        """Give it back."""
+        (self.folder / "filler").unlink()
 
     def unmount(self) -> None:
         """Take it away again."""
