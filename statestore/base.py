@@ -139,6 +139,10 @@ class Catalog(Protocol):
     changes nothing. Sessions in state DELETED answer only get_session, list_sessions(show_deleted) and
     undelete_session; every other method raises NotFoundError for them. An epoch that is not the session's raises
     StaleEpochError (commit_step reports it per session instead).
+
+    A `request` is looked up before anything else. When it was answered in the last 24 hours the stored answer comes
+    back, whatever became of the session since; with another digest, or of another method, it is RequestIdReusedError.
+    The answer is stored in the transaction of the effect; a call that fails stores none.
     """
 
     @property

@@ -17,7 +17,7 @@ class MemoryCatalog(MemoryLog):
     async def put_checkpoint(
         self, row: CheckpointRow, manifest: bytes, epoch: int, request: RequestKey | None = None
     ) -> CheckpointRow:
-        answer = self._answer(request)
+        answer = self._answer(request, "put_checkpoint")
         if answer is not None:
             return checkpoint_from_value(answer)
         name = row.session
@@ -34,7 +34,7 @@ class MemoryCatalog(MemoryLog):
             _key(row), ManifestRow(row.numerics_id, row.grid_position, row.chain_hash, bytes(manifest), now)
         )
         tables.checkpoints[name, row.checkpoint] = saved
-        self._keep(request, checkpoint_to_value(saved))
+        self._keep(request, "put_checkpoint", checkpoint_to_value(saved))
         return saved
 
     async def list_checkpoints(self, name: SessionName) -> list[CheckpointRow]:

@@ -36,7 +36,7 @@ class MemoryLog(MemorySessions):
     """Tokens and the branches they lie on."""
 
     async def append(self, append: AppendTokens) -> AppendOutcome:
-        answer = self._answer(append.request)
+        answer = self._answer(append.request, "append")
         if answer is not None:
             start, head, head_hash, epoch = answer
             return AppendOutcome(start, head, bytes.fromhex(head_hash), epoch, True)
@@ -44,11 +44,11 @@ class MemoryLog(MemorySessions):
         start = stored.row.head
         self._write(stored, append.epoch, append.kind, append.token_ids)
         row = stored.row
-        self._keep(append.request, [start, row.head, row.head_hash.hex(), append.epoch])
+        self._keep(append.request, "append", [start, row.head, row.head_hash.hex(), append.epoch])
         return AppendOutcome(start, row.head, row.head_hash, append.epoch, False)
 
     async def begin_generation(self, begin: BeginGeneration) -> BeginOutcome:
-        answer = self._answer(begin.request)
+        answer = self._answer(begin.request, "begin_generation")
         if answer is not None:
             generation, head, head_hash, epoch = answer
             row = self._generation(begin.session, generation)
@@ -73,7 +73,7 @@ class MemoryLog(MemorySessions):
         )
         stored.open_generation = begin.generation
         head, head_hash = stored.row.head, stored.row.head_hash
-        self._keep(begin.request, [begin.generation, head, head_hash.hex(), begin.epoch])
+        self._keep(begin.request, "begin_generation", [begin.generation, head, head_hash.hex(), begin.epoch])
         return BeginOutcome(generations[name, begin.generation], head, head_hash, begin.epoch, False)
 
     async def commit_step(self, commits: Sequence[StepCommit]) -> list[StepOutcome]:
@@ -122,7 +122,7 @@ class MemoryLog(MemorySessions):
 
     # --- forks -------------------------------------------------------------------------------------------------
     async def fork(self, fork: ForkSessions) -> ForkOutcome:
-        answer = self._answer(fork.request)
+        answer = self._answer(fork.request, "fork")
         if answer is not None:
             replayed = tuple(session_from_value(child) for child in answer["children"])
             return ForkOutcome(replayed, answer["position"], True)
@@ -135,13 +135,13 @@ class MemoryLog(MemorySessions):
             self._check_new(child.name)
         branch = self._branch_below(parent.branch, position)
         rows = tuple(self._insert(child, branch, chain, parent) for child in fork.children)
-        self._keep(fork.request, {"position": position, "children": [session_to_value(row) for row in rows]})
+        self._keep(fork.request, "fork", {"position": position, "children": [session_to_value(row) for row in rows]})
         return ForkOutcome(rows, position, False)
 
     async def rewind(
         self, name: SessionName, epoch: int, position: int, request: RequestKey | None = None
     ) -> tuple[SessionRow, bool]:
-        answer = self._answer(request)
+        answer = self._answer(request, "rewind")
         if answer is not None:
             return session_from_value(answer), True
         stored = self._live(name)
@@ -163,7 +163,7 @@ class MemoryLog(MemorySessions):
             head_hash=chain.head_hash(),
             fork_position=min(stored.row.fork_position, position),
         )
-        self._keep(request, session_to_value(row))
+        self._keep(request, "rewind", session_to_value(row))
         return row, False
 
     # --- shared ------------------------------------------------------------------------------------------------

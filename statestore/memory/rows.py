@@ -75,7 +75,7 @@ class MemoryRows:
 
     # --- workflows ---------------------------------------------------------------------------------------------
     async def create_workflow(self, row: WorkflowRow, request: RequestKey | None = None) -> WorkflowRow:
-        answer = self._answer(request)
+        answer = self._answer(request, "create_workflow")
         if answer is not None:
             return workflow_from_value(answer)
         workflows = self._open().workflows
@@ -84,7 +84,7 @@ class MemoryRows:
         now = self._clock.wall_us()
         created = WorkflowRow(row.workflow, dict(row.labels), now, now)
         workflows[row.workflow] = created
-        self._keep(request, workflow_to_value(created))
+        self._keep(request, "create_workflow", workflow_to_value(created))
         return _workflow_copy(created)
 
     async def get_workflow(self, workflow: str) -> WorkflowRow:
@@ -114,29 +114,29 @@ class MemoryRows:
     async def find_request(self, request: RequestKey) -> str | None:
         return self._answer_text(request)
 
-    def _answer_text(self, request: RequestKey | None) -> str | None:
-        """The stored answer, None when there is none. Raises RequestIdReusedError."""
+    def _answer_text(self, request: RequestKey | None, call: str | None = None) -> str | None:
+        """The stored answer, None when there is none. RequestIdReusedError when it answered another digest or call."""
         answers = self._open().answers
         stored = None if request is None else answers.get(answer_key(request))
         if request is None or stored is None or stored.create_us <= self._clock.wall_us() - KEEP_US:
             return None
-        if stored.digest != request.digest:
+        if stored.digest != request.digest or call not in (None, stored.call):
             raise RequestIdReusedError(request.request_id)
         return stored.text
 
-    def _answer(self, request: RequestKey | None) -> Any:
-        text = self._answer_text(request)
+    def _answer(self, request: RequestKey | None, call: str) -> Any:
+        text = self._answer_text(request, call)
         return None if text is None else json.loads(text)
 
-    def _keep(self, request: RequestKey | None, answer: Any) -> None:
-        """Keep an answer and forget those that are too old; they lie in the order in which they came."""
+    def _keep(self, request: RequestKey | None, call: str, answer: Any) -> None:
+        """Keep the answer of a call and forget those that are too old; they lie in the order in which they came."""
         if request is None:
             return
         answers, now = self._open().answers, self._clock.wall_us()
         answers.pop(answer_key(request), None)
         while answers and next(iter(answers.values())).create_us <= now - KEEP_US:
             del answers[next(iter(answers))]
-        answers[answer_key(request)] = StoredAnswer(request.digest, dump(answer), now)
+        answers[answer_key(request)] = StoredAnswer(request.digest, call, dump(answer), now)
 
     # --- shared ------------------------------------------------------------------------------------------------
     def _open(self) -> MemoryTables:

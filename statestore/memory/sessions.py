@@ -24,12 +24,12 @@ class MemorySessions(MemoryRows):
     """Names, owners, epochs."""
 
     async def create_session(self, new: NewSession, request: RequestKey | None = None) -> tuple[SessionRow, bool]:
-        answer = self._answer(request)
+        answer = self._answer(request, "create_session")
         if answer is not None:
             return session_from_value(answer), True
         self._check_new(new.name)
         row = self._insert(new, None, HashChain(0, self._root), None)
-        self._keep(request, session_to_value(row))
+        self._keep(request, "create_session", session_to_value(row))
         return row, False
 
     def _check_new(self, name: SessionName) -> None:
@@ -112,7 +112,7 @@ class MemorySessions(MemoryRows):
         )
 
     async def delete_session(self, name: SessionName, purge_us: int, request: RequestKey | None = None) -> SessionRow:
-        answer = self._answer(request)
+        answer = self._answer(request, "delete_session")
         if answer is not None:
             return session_from_value(answer)
         stored = self._live(name)
@@ -127,7 +127,7 @@ class MemorySessions(MemoryRows):
             purge_us=purge_us,
             revision=stored.row.revision + 1,
         )
-        self._keep(request, session_to_value(row))
+        self._keep(request, "delete_session", session_to_value(row))
         return row
 
     async def undelete_session(self, name: SessionName) -> SessionRow:

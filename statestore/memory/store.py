@@ -44,6 +44,7 @@ class StoredAnswer:
     """The answer of a request id and when it was given."""
 
     digest: bytes
+    call: str
     text: str
     create_us: int
 

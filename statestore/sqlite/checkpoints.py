@@ -20,7 +20,7 @@ _MANIFEST: Final = "numerics_id, grid_position, chain_hash, manifest, create_us"
 
 def put(tx: Tx, row: CheckpointRow, manifest: bytes, epoch: int, request: RequestKey | None) -> CheckpointRow:
     """Catalog.put_checkpoint."""
-    answer = requests.find(tx, request)
+    answer = requests.find(tx, request, "put_checkpoint")
     if answer is not None:
         return checkpoint_from_value(answer)
     name = row.session
@@ -51,7 +51,7 @@ def put(tx: Tx, row: CheckpointRow, manifest: bytes, epoch: int, request: Reques
         tx.now_us,
     )
     saved, _ = get(tx, name, row.checkpoint)
-    requests.store(tx, request, checkpoint_to_value(saved))
+    requests.store(tx, request, "put_checkpoint", checkpoint_to_value(saved))
     return saved
 
 

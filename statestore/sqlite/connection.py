@@ -5,6 +5,7 @@ blocks the event loop and no transaction is ever open across an await. Other pro
 """
 
 import asyncio
+import contextlib
 import fcntl
 import os
 from collections.abc import Callable, Iterator
@@ -81,6 +82,7 @@ class SqliteConnection:
         check_sqlite_version(apsw.sqlite_lib_version())
         try:
             make_folders(SystemFileOps(), self.path.parent)
+            self._make_private()
         except OSError as error:
             raise StoreUnavailableError(str(self.path), str(error)) from error
         with self._failures():
@@ -94,6 +96,12 @@ class SqliteConnection:
             db.pragma("wal_autocheckpoint", 0)
             db.pragma("foreign_keys", "ON")
             db.set_wal_hook(self._note_wal)
+
+    def _make_private(self) -> None:
+        """A new file is its owner's alone: it holds what users wrote. Never opens a file that exists: closing any
+        descriptor of it would drop the locks that SQLite holds on it in this process."""
+        with contextlib.suppress(FileExistsError):
+            os.close(os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
 
     @property
     def db(self) -> apsw.Connection:

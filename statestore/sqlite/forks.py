@@ -12,7 +12,7 @@ from forkpoint.statestore.sqlite.tx import Tx
 
 def fork(tx: Tx, call: ForkSessions) -> ForkOutcome:
     """Catalog.fork."""
-    answer = requests.find(tx, call.request)
+    answer = requests.find(tx, call.request, "fork")
     if answer is not None:
         children = tuple(session_from_value(child) for child in answer["children"])
         return ForkOutcome(children, answer["position"], True)
@@ -29,13 +29,13 @@ def fork(tx: Tx, call: ForkSessions) -> ForkOutcome:
     )
     rows = tuple(sessions.insert(tx, child, birth) for child in call.children)
     answer = {"position": position, "children": [session_to_value(row) for row in rows]}
-    requests.store(tx, call.request, answer)
+    requests.store(tx, call.request, "fork", answer)
     return ForkOutcome(rows, position, False)
 
 
 def rewind(tx: Tx, name: SessionName, epoch: int, position: int, request: RequestKey | None) -> tuple[SessionRow, bool]:
     """Catalog.rewind."""
-    answer = requests.find(tx, request)
+    answer = requests.find(tx, request, "rewind")
     if answer is not None:
         return session_from_value(answer), True
     stored = sessions.live(tx, name)
@@ -56,7 +56,7 @@ def rewind(tx: Tx, name: SessionName, epoch: int, position: int, request: Reques
     )
     log.move_head(tx, name, chain)
     row = sessions.load(tx, name).row
-    requests.store(tx, request, session_to_value(row))
+    requests.store(tx, request, "rewind", session_to_value(row))
     return row, False
 
 

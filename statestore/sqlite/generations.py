@@ -16,7 +16,7 @@ _SELECT: Final = f"SELECT {_COLUMNS} FROM generations"
 
 def begin(tx: Tx, call: BeginGeneration) -> BeginOutcome:
     """Catalog.begin_generation."""
-    answer = requests.find(tx, call.request)
+    answer = requests.find(tx, call.request, "begin_generation")
     if answer is not None:
         generation, head, head_hash, epoch = answer
         row = _find(tx, call.session, generation)
@@ -50,7 +50,9 @@ def begin(tx: Tx, call: BeginGeneration) -> BeginOutcome:
         name.session,
     )
     outcome = BeginOutcome(_find(tx, name, call.generation), chain.position, chain.head_hash(), call.epoch, False)
-    requests.store(tx, call.request, [call.generation, outcome.head, outcome.head_hash.hex(), outcome.epoch])
+    requests.store(
+        tx, call.request, "begin_generation", [call.generation, outcome.head, outcome.head_hash.hex(), outcome.epoch]
+    )
     return outcome
 
 

@@ -151,7 +151,7 @@ def move_head(tx: Tx, name: SessionName, chain: HashChain) -> None:
 
 def append(tx: Tx, call: AppendTokens) -> AppendOutcome:
     """Catalog.append."""
-    answer = requests.find(tx, call.request)
+    answer = requests.find(tx, call.request, "append")
     if answer is not None:
         start, head, head_hash, epoch = answer
         return AppendOutcome(start, head, bytes.fromhex(head_hash), epoch, True)
@@ -160,7 +160,7 @@ def append(tx: Tx, call: AppendTokens) -> AppendOutcome:
         tx, stored, call.epoch, call.token_ids, call.kind, call.expected_position, call.expected_head_hash
     )
     outcome = AppendOutcome(stored.row.head, chain.position, chain.head_hash(), call.epoch, False)
-    requests.store(tx, call.request, [outcome.start, outcome.head, outcome.head_hash.hex(), outcome.epoch])
+    requests.store(tx, call.request, "append", [outcome.start, outcome.head, outcome.head_hash.hex(), outcome.epoch])
     return outcome
 
 

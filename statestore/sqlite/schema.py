@@ -118,6 +118,7 @@ CREATE TABLE requests (
     workflow TEXT NOT NULL,
     request_id TEXT NOT NULL,
     digest BLOB NOT NULL,
+    call TEXT NOT NULL,
     result TEXT NOT NULL,
     create_us INTEGER NOT NULL,
     PRIMARY KEY (caller, workflow, request_id)

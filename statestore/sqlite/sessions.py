@@ -62,11 +62,11 @@ def live(tx: Tx, name: SessionName) -> StoredSession:
 
 def create(tx: Tx, new: NewSession, request: RequestKey | None) -> tuple[SessionRow, bool]:
     """Catalog.create_session."""
-    answer = requests.find(tx, request)
+    answer = requests.find(tx, request, "create_session")
     if answer is not None:
         return session_from_value(answer), True
     row = insert(tx, new, Birth(None, HashChain(0, tx.root)))
-    requests.store(tx, request, session_to_value(row))
+    requests.store(tx, request, "create_session", session_to_value(row))
     return row, False
 
 
@@ -170,7 +170,7 @@ def update(
 
 def delete(tx: Tx, name: SessionName, purge_us: int, request: RequestKey | None) -> SessionRow:
     """Catalog.delete_session."""
-    answer = requests.find(tx, request)
+    answer = requests.find(tx, request, "delete_session")
     if answer is not None:
         return session_from_value(answer)
     stored = live(tx, name)
@@ -190,7 +190,7 @@ def delete(tx: Tx, name: SessionName, purge_us: int, request: RequestKey | None)
         tx.now_us,
         purge_us,
     )
-    requests.store(tx, request, session_to_value(row))
+    requests.store(tx, request, "delete_session", session_to_value(row))
     return row
 
 

@@ -14,7 +14,7 @@ _COLUMNS: Final = "workflow, labels, create_us, update_us, delete_us, revision"
 
 def create(tx: Tx, row: WorkflowRow, request: RequestKey | None) -> WorkflowRow:
     """Catalog.create_workflow."""
-    answer = requests.find(tx, request)
+    answer = requests.find(tx, request, "create_workflow")
     if answer is not None:
         return workflow_from_value(answer)
     if tx.one("SELECT 1 FROM workflows WHERE workflow = ?", row.workflow):
@@ -27,7 +27,7 @@ def create(tx: Tx, row: WorkflowRow, request: RequestKey | None) -> WorkflowRow:
         tx.now_us,
     )
     created = get(tx, row.workflow)
-    requests.store(tx, request, workflow_to_value(created))
+    requests.store(tx, request, "create_workflow", workflow_to_value(created))
     return created
 
 

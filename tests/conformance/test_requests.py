@@ -33,6 +33,14 @@ async def test_a_repeat_is_answered_across_owners_and_rewinds(catalog: Catalog) 
     assert (await catalog.get_session(name("s"))).head == 0
 
 
+async def test_an_answer_of_one_call_is_never_given_to_another(catalog: Catalog) -> None:
+    await owned(catalog, "s")
+    await catalog.append(AppendTokens(name("s"), 1, (1,), request=request("r")))
+    for mutation in set(MUTATIONS) - {"append", "put_checkpoint"}:
+        with pytest.raises(RequestIdReusedError):
+            await MUTATIONS[mutation](catalog, request("r"))
+
+
 async def test_a_failed_call_stores_no_answer(catalog: Catalog) -> None:
     await owned(catalog, "s")
     wrong = AppendTokens(name("s"), 1, (1,), expected_position=0, expected_head_hash=bytes(32), request=request("r"))

@@ -1,15 +1,18 @@
 """The scripted workload: real calls on a real catalog and blob store, each acknowledged before the next begins."""
 
+import asyncio
 import random
+import threading
 from collections.abc import Awaitable, Callable, Iterator
 from functools import partial
 
 from forkpoint.ids import SessionName
 from forkpoint.parts import PartSpec
-from forkpoint.statestore.base import AppendTokens, BeginGeneration, Catalog, ForkSessions, StepCommit
+from forkpoint.statestore.base import AppendTokens, BeginGeneration, ForkSessions, StepCommit
 from forkpoint.statestore.chain import grid_hashes, root_hash
 from forkpoint.statestore.checkpoint import CheckpointStore
 from forkpoint.statestore.records import FinishReason, NodeRow, SessionState, WorkflowRow
+from forkpoint.statestore.sqlite.catalog import SqliteCatalog
 from tests.support.store import MARKER, PARAMS, name, new, request
 
 Action = Callable[[], Awaitable[object]]
@@ -18,7 +21,7 @@ Action = Callable[[], Awaitable[object]]
 class Workload:
     """Actions of a small fleet: the same for the same seed."""
 
-    def __init__(self, catalog: Catalog, checkpoints: CheckpointStore, rounds: int, seed: int = 7) -> None:
+    def __init__(self, catalog: SqliteCatalog, checkpoints: CheckpointStore, rounds: int, seed: int = 7) -> None:
         self._catalog = catalog
         self._checkpoints = checkpoints
         self._rounds = rounds
@@ -49,6 +52,7 @@ class Workload:
         children = (new(child.session), new(f"idle{turn}"))
         yield lambda: catalog.fork(ForkSessions(session, None, children, request(f"f{turn}")))
         yield lambda: catalog.acquire(child, "i1", 0)
+        yield lambda: self._together(session, child, turn)
         if turn % 2:
             yield lambda: catalog.rewind(session, 1, 3, request(f"r{turn}"))
         yield lambda: catalog.release(session, 1, SessionState.PAUSED)
@@ -61,6 +65,22 @@ class Workload:
         commit = StepCommit(row.name, row.epoch, row.head, (100 + step,), generation, (-0.5,), finish)
         (outcome,) = await self._catalog.commit_step([commit])
         assert outcome.status.value == "COMMITTED"
+
+    async def _together(self, session: SessionName, child: SessionName, turn: int) -> None:
+        """Calls that wait at the same moment and so share one transaction; one of them fails alone."""
+        go = threading.Event()
+        blocker = self._catalog._connection.submit(go.wait)
+        calls = (
+            self._catalog.append(AppendTokens(session, 1, (turn, turn), request=request(f"t{turn}"))),
+            self._catalog.append(AppendTokens(child, 99, (turn,))),
+            self._catalog.append(AppendTokens(child, 1, (turn,) * 20)),
+        )
+        waiting = asyncio.gather(*calls, return_exceptions=True)
+        await asyncio.sleep(0)
+        go.set()
+        results = await waiting
+        assert blocker.result()
+        assert [type(result).__name__ for result in results] == ["AppendOutcome", "StaleEpochError", "AppendOutcome"]
 
     async def _checkpoint(self, checkpoint: str, session: SessionName) -> None:
         row = await self._catalog.get_session(session)

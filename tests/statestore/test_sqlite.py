@@ -13,6 +13,7 @@ import pytest
 from forkpoint.errors import (
     ConfigError,
     LogCorruptError,
+    LogTailMissingError,
     StateIncompatibleError,
     StoreFullError,
     StoreUnavailableError,
@@ -102,7 +103,8 @@ async def test_missing_folders_are_made_and_impossible_ones_are_unavailable(tmp_
     catalog = SqliteCatalog(tmp_path / "a" / "b" / "catalog.db")
     await catalog.open(MARKER)
     await catalog.close()
-    assert (tmp_path / "a" / "b" / "catalog.db").exists()
+    for path in (tmp_path / "a" / "b").glob("catalog.db*"):
+        assert path.stat().st_mode & 0o077 == 0, path.name
     (tmp_path / "file").write_text("not a folder")
     catalog = SqliteCatalog(tmp_path / "file" / "catalog.db")
     with pytest.raises(StoreUnavailableError):
@@ -317,6 +319,28 @@ async def test_a_damaged_log_says_from_where(tmp_path: Path, sql: str, first_bad
     if 0 < first_bad < 64:
         good = await catalog.read_log(name("s"), 0, first_bad)
         assert good.token_ids == tuple(range(first_bad))
+    await catalog.close()
+
+
+async def test_a_store_put_back_from_an_old_copy_is_found_out_by_what_its_client_knows(tmp_path: Path) -> None:
+    catalog = SqliteCatalog(tmp_path / "catalog.db")
+    await catalog.open(MARKER)
+    await owned(catalog, "s")
+    await catalog.append(AppendTokens(name("s"), 1, tuple(range(20))))
+    copies = {path: path.read_bytes() for path in (tmp_path / "catalog.db", tmp_path / "catalog.db-wal")}
+    seen = await catalog.append(AppendTokens(name("s"), 1, tuple(range(5))))
+    await catalog.close()
+    for path, data in copies.items():
+        path.write_bytes(data)
+    (tmp_path / "catalog.db-shm").unlink()
+    catalog = SqliteCatalog(tmp_path / "catalog.db")
+    await catalog.open(MARKER)
+    assert (await catalog.get_session(name("s"))).head == 20
+    late = AppendTokens(name("s"), 1, (9,), expected_position=seen.head, expected_head_hash=seen.head_hash)
+    with pytest.raises(LogTailMissingError) as raised:
+        await catalog.append(late)
+    assert (raised.value.client_position, raised.value.head) == (25, 20)
+    assert [finding async for finding in check(catalog, MemoryBlobs())] == []
     await catalog.close()
 
 

@@ -1,0 +1,154 @@
+"""The two embedded catalogs against each other: any sequence of calls gets the same answers, errors and rows."""
+
+import random
+import re
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from forkpoint.errors import ForkpointError
+from forkpoint.statestore.base import AppendTokens, BeginGeneration, Catalog, ForkSessions, StepCommit
+from forkpoint.statestore.chain import grid_hashes, root_hash
+from forkpoint.statestore.check import check
+from forkpoint.statestore.memory.blobs import MemoryBlobs
+from forkpoint.statestore.memory.catalog import MemoryCatalog
+from forkpoint.statestore.records import (
+    CheckpointPolicy,
+    CheckpointRow,
+    FinishReason,
+    Kind,
+    RequestKey,
+    SessionState,
+    WorkflowRow,
+)
+from forkpoint.statestore.sqlite.catalog import SqliteCatalog
+from tests.support.store import MARKER, PARAMS, ManualClock, name, new
+
+Call = Callable[[Catalog], Awaitable[Any]]
+
+
+class RandomCalls:
+    """Calls over few names, epochs, positions and request ids, so that they often collide."""
+
+    def __init__(self, seed: int) -> None:
+        self._rng = random.Random(seed)
+
+    def _request(self) -> RequestKey | None:
+        rng = self._rng
+        if rng.random() < 0.7:
+            return None
+        return RequestKey("me", "w", f"r{rng.randrange(25)}", bytes([rng.randrange(2)]))
+
+    async def _expected(self, catalog: Catalog, session: str) -> tuple[int, int]:
+        """(epoch, head) of a session, now and then wrong."""
+        try:
+            row = await catalog.get_session(name(session))
+        except ForkpointError:
+            return 0, 0
+        rng = self._rng
+        epoch = row.epoch - (rng.random() < 0.08)
+        head = row.head + rng.choice((0, 0, 0, 0, 0, 0, -1, 1))
+        return epoch, head
+
+    async def next_call(self, catalog: Catalog) -> tuple[str, Call]:
+        """A random call; `catalog` is only looked at."""
+        rng, key = self._rng, self._request()
+        session, other = f"s{rng.randrange(6)}", f"s{rng.randrange(6)}"
+        epoch, head = await self._expected(catalog, session)
+        tokens = tuple(rng.randrange(9) for _ in range(rng.choice((0, 1, 3, 16, 30))))
+        position = rng.randint(0, max(head, 1))
+        finish = rng.choice((None, None, FinishReason.STOP))
+        generation = f"g{rng.randrange(4)}"
+        n = name(session)
+        append = AppendTokens(n, epoch, tokens, rng.choice(list(Kind)), rng.choice((None, head)), None, key)
+        begin = BeginGeneration(n, epoch, generation, PARAMS, tokens, rng.choice((None, head)), None, key)
+        steps = [StepCommit(n, epoch, head, tokens, generation, (-0.5,) * len(tokens), finish)]
+        steps.append(StepCommit(name(other), epoch, head, (1,), generation))
+        children = (new(other), new(f"s{rng.randrange(6)}"))[: 1 + rng.randrange(2)]
+        fork = ForkSessions(n, rng.choice((None, position)), children, key)
+        choices: list[tuple[str, int, Call]] = [
+            ("create", 3, lambda c: c.create_session(new(session, seed=epoch), key)),
+            ("acquire", 4, lambda c: c.acquire(n, "i1", epoch)),
+            ("append", 9, lambda c: c.append(append)),
+            ("begin", 6, lambda c: c.begin_generation(begin)),
+            ("step", 9, lambda c: c.commit_step(steps)),
+            ("read", 5, lambda c: c.read_log(n, position, 20)),
+            ("fork", 3, lambda c: c.fork(fork)),
+            ("rewind", 2, lambda c: c.rewind(n, epoch, position, key)),
+            ("delete", 1, lambda c: c.delete_session(n, 5, key)),
+            ("undelete", 2, lambda c: c.undelete_session(n)),
+            ("release", 1, lambda c: c.release(n, epoch, SessionState.PAUSED, "why")),
+            ("numerics", 1, lambda c: c.note_numerics(n, epoch, ("a", "b"), False)),
+            ("update", 1, lambda c: c.update_session(n, None, {"a": "b"}, CheckpointPolicy(7, True))),
+            ("checkpoint", 4, await self._checkpoint(catalog, session, epoch, key)),
+            ("checkpoints", 2, lambda c: c.list_checkpoints(n)),
+            ("generations", 2, lambda c: c.list_generations(n)),
+            ("open", 2, lambda c: c.open_generation(n)),
+            ("workflow", 1, lambda c: c.delete_workflow("w")),
+        ]
+        label, _, call = rng.choices(choices, [weight for _, weight, _ in choices])[0]
+        return label, call
+
+    async def _checkpoint(self, catalog: Catalog, session: str, epoch: int, key: RequestKey | None) -> Call:
+        try:
+            tokens = (await catalog.read_log(name(session), 0, 10_000)).token_ids
+        except ForkpointError:
+            tokens = ()
+        grid, chain_hash = self._rng.choice(grid_hashes(root_hash(MARKER), tokens))
+        wrong = self._rng.random() < 0.1
+        checkpoint = f"c{self._rng.randrange(6)}"
+        row = CheckpointRow(
+            name(session), checkpoint, max(grid, len(tokens)), grid, bytes(32) if wrong else chain_hash, "n", False, 0
+        )
+        return lambda c: c.put_checkpoint(row, f"manifest {grid}".encode(), epoch, key)
+
+
+async def outcome(call: Call, catalog: Catalog) -> object:
+    """The result of a call, or its error's type and facts."""
+    try:
+        return await call(catalog)
+    except ForkpointError as error:
+        return type(error).__name__, error.facts()
+
+
+def comparable(value: object) -> object:
+    """Branch ids are each backend's own: keep that a row has one, not which."""
+    text = repr(value)
+    return re.sub(r"branch='\d+'", "branch='-'", text)
+
+
+async def everything(catalog: Catalog) -> list[object]:
+    """All that can be asked of a catalog."""
+    rows = await catalog.list_sessions(None, None, 1000, show_deleted=True)
+    found: list[object] = [rows, await catalog.list_manifests(), await catalog.list_workflows("", 10)]
+    for row in rows:
+        if row.state is not SessionState.DELETED:
+            found.append(await catalog.read_log(row.name, 0, 100_000))
+            found.append(await catalog.list_generations(row.name))
+            found.append(await catalog.list_checkpoints(row.name))
+    return found
+
+
+@pytest.mark.parametrize("seed", range(12))
+async def test_both_catalogs_give_the_same_answers(tmp_path: Path, seed: int) -> None:
+    clock_a, clock_b = ManualClock(), ManualClock()
+    clock_a.wall_us = clock_b.wall_us = lambda: 1_700_000_000_000_000  # type: ignore[method-assign]
+    memory: Catalog = MemoryCatalog(clock_a)
+    sqlite: Catalog = SqliteCatalog(tmp_path / "catalog.db", clock_b, synchronous="OFF")
+    calls, labels = RandomCalls(seed), set[str]()
+    for catalog in (memory, sqlite):
+        await catalog.open(MARKER)
+        await catalog.create_workflow(WorkflowRow("w"))
+    for turn in range(400):
+        label, call = await calls.next_call(memory)
+        ours, theirs = await outcome(call, memory), await outcome(call, sqlite)
+        assert comparable(ours) == comparable(theirs), f"seed {seed}, call {turn}: {label}"
+        labels.add(label)
+    assert comparable(await everything(memory)) == comparable(await everything(sqlite))
+    for catalog in (memory, sqlite):
+        kinds = {finding.kind async for finding in check(catalog, MemoryBlobs())}
+        assert kinds <= {"BAD_MANIFEST", "UNREACHABLE_MANIFEST"}
+        await catalog.close()
+    assert len(labels) >= 15
