@@ -77,12 +77,13 @@ HONOURED: Final[dict[str, frozenset[str]]] = {
         + _below(
             "header",
             "format_version namespace model.model_digest model.tokenizer_digest source_name head head_hash seed labels "
-            f"transient {_POLICY} "
-            + _below(
-                "generations",
-                "generation request_id start end reason input_start max_tokens stop_text stop_ids logprobs "
-                + _below("sampling", _SAMPLING),
-            ),
+            f"transient {_POLICY}",
+        )
+        + " "
+        + _below(
+            "generation",
+            "generation request_id start end reason input_start max_tokens stop_text stop_ids logprobs "
+            + _below("sampling", _SAMPLING),
         )
         + " "
         + _below("slice", "start token_ids kinds logprobs")

@@ -1,7 +1,7 @@
 """Request ids: which call is the same call."""
 
 import hashlib
-from typing import Final
+from typing import Any, Final
 
 from google.protobuf.message import Message
 
@@ -23,12 +23,12 @@ def content_digest(*messages: Message) -> bytes:
     (resume position, disconnect policy). 32 bytes."""
     digest = hashlib.blake2b(digest_size=32)
     for message in messages:
-        content = type(message)()
+        content: Any = type(message)()
         content.CopyFrom(message)
         known = set(content.DESCRIPTOR.fields_by_name)
         for field in _NO_CONTENT & known:
             content.ClearField(field)
-        if isinstance(content, GenerateRequest):
+        if isinstance(message, GenerateRequest):
             content.input.ClearField("name")
         for field in _EMPTY_IS_UNSET & known:
             value = getattr(content, field)

@@ -26,14 +26,18 @@ from forkpoint.statestore.records import (
 FORMAT_VERSION: Final = 1
 SLICE_TOKENS_MAX: Final = 65_536
 """Tokens of one chunk: at most 13 bytes each on the wire."""
+GENERATIONS_MAX: Final = 1_000_000
+"""Generations of one import: fewer than tokens, and kept in memory while it runs."""
 _KINDS = {number: kind for kind, number in responses.KINDS.items()}
 
 
 async def export_chunks(node: SessionNode, name: SessionName) -> AsyncIterator[export_pb2.ExportChunk]:
-    """Header, slices, trailer. The log ends at the header's head, whatever is generated meanwhile."""
+    """Header, generations, slices, trailer. The log ends at the header's head, whatever is generated meanwhile."""
     exported = await node.export_head(name)
     row = exported.row
     yield export_pb2.ExportChunk(header=_header(exported))
+    for generation in exported.generations:
+        yield export_pb2.ExportChunk(generation=_generation(generation))
     position = 0
     async for piece in node.export_log(name):
         for chunk in _slices(piece, row.head):
@@ -73,7 +77,6 @@ def _header(exported: ExportedSession) -> export_pb2.ExportHeader:
         checkpoint_policy=responses.policy(row.policy),
         labels=row.labels,
         transient=row.transient,
-        generations=[_generation(generation) for generation in exported.generations],
     )
 
 
@@ -97,13 +100,12 @@ def _generation(row: GenerationRow) -> export_pb2.ExportGeneration:
 async def import_stream(
     node: SessionNode, chunks: AsyncIterator[export_pb2.ExportChunk], served: Served, clock: Clock
 ) -> SessionView:
-    """Make a session from target, header, slices and trailer. Raises InvalidFieldError for chunks out of order or a
-    stream that is cut off, StateIncompatibleError for another model."""
-    target = await _part(chunks, "target")
-    workflow = parse_workflow(target.target.parent, "target.parent")
-    name = SessionName(workflow, requests.child_id(target.target.session_id, "target.session_id", "s"))
-    first = await _part(chunks, "header")
-    header = first.header
+    """Make a session from target, header, generations, slices and trailer. Raises InvalidFieldError for chunks out of
+    order or a stream that is cut off, StateIncompatibleError for another model."""
+    target = (await _part(chunks, "target")).target
+    workflow = parse_workflow(target.parent, "target.parent")
+    name = SessionName(workflow, requests.child_id(target.session_id, "target.session_id", "s"))
+    header = (await _part(chunks, "header")).header
     if header.format_version != FORMAT_VERSION:
         raise StateIncompatibleError("format version of the export", str(header.format_version), str(FORMAT_VERSION))
     for what, stored, ours in (
@@ -112,8 +114,16 @@ async def import_stream(
     ):
         if stored != ours:
             raise StateIncompatibleError(what, stored.hex(), ours.hex())
-    key = request_key(target.target, workflow, target.target.request_id, header)
-    return await node.import_session(name, _exported(header, name, clock.wall_us(), served), _log(chunks, header), key)
+    generations: list[export_pb2.ExportGeneration] = []
+    chunk = await anext(chunks, None)
+    while chunk is not None and chunk.WhichOneof("part") == "generation":
+        if len(generations) == GENERATIONS_MAX:
+            raise InvalidFieldError("generation", f"more than {GENERATIONS_MAX} generations")
+        generations.append(chunk.generation)
+        chunk = await anext(chunks, None)
+    key = request_key(target, workflow, target.request_id, header, *generations)
+    exported = _exported(header, generations, name, clock.wall_us(), served)
+    return await node.import_session(name, exported, _log(chunk, chunks, header), key)
 
 
 async def _part(chunks: AsyncIterator[export_pb2.ExportChunk], kind: str) -> export_pb2.ExportChunk:
@@ -124,22 +134,21 @@ async def _part(chunks: AsyncIterator[export_pb2.ExportChunk], kind: str) -> exp
 
 
 async def _log(
-    chunks: AsyncIterator[export_pb2.ExportChunk], header: export_pb2.ExportHeader
+    chunk: export_pb2.ExportChunk | None,
+    chunks: AsyncIterator[export_pb2.ExportChunk],
+    header: export_pb2.ExportHeader,
 ) -> AsyncIterator[LogSlice]:
-    """The slices, checked to be whole and without gaps before the last one is handed on."""
+    """The slices, of which `chunk` is the first, checked to be whole and without gaps."""
     position = 0
-    while True:
-        chunk = await anext(chunks, None)
-        kind = chunk.WhichOneof("part") if chunk else None
-        if chunk is None or kind not in ("slice", "trailer"):
-            raise InvalidFieldError("trailer", f"the stream is cut off at position {position} of {header.head}")
-        if kind == "trailer":
-            break
+    while chunk is not None and chunk.WhichOneof("part") == "slice":
         piece = chunk.slice
         if piece.start != position:
             raise InvalidFieldError("slice.start", f"{piece.start}, expected {position}")
         yield _slice(piece)
         position += len(piece.token_ids)
+        chunk = await anext(chunks, None)
+    if chunk is None or chunk.WhichOneof("part") != "trailer":
+        raise InvalidFieldError("trailer", f"the stream is cut off at position {position} of {header.head}")
     if (chunk.trailer.head, chunk.trailer.head_hash) != (header.head, header.head_hash) or position != header.head:
         raise InvalidFieldError("trailer", f"{position} tokens came, the header says {header.head}")
 
@@ -159,7 +168,13 @@ def _slice(piece: export_pb2.ExportSlice) -> LogSlice:
     )
 
 
-def _exported(header: export_pb2.ExportHeader, name: SessionName, now_us: int, served: Served) -> ExportedSession:
+def _exported(
+    header: export_pb2.ExportHeader,
+    generations: Sequence[export_pb2.ExportGeneration],
+    name: SessionName,
+    now_us: int,
+    served: Served,
+) -> ExportedSession:
     default = CheckpointPolicy(served.checkpoint_every)
     row = SessionRow(
         name=name,
@@ -190,7 +205,7 @@ def _exported(header: export_pb2.ExportHeader, name: SessionName, now_us: int, s
         model_digest=header.model.model_digest,
         tokenizer_digest=header.model.tokenizer_digest,
         namespace=header.namespace,
-        generations=tuple(_row(generation, name) for generation in header.generations),
+        generations=tuple(_row(generation, name) for generation in generations),
     )
 
 
@@ -198,7 +213,7 @@ def _row(message: export_pb2.ExportGeneration, name: SessionName) -> GenerationR
     reason = None
     if message.reason != common_pb2.FINISH_REASON_UNSPECIFIED:
         if message.reason not in common_pb2.FinishReason.values():
-            raise InvalidFieldError("header.generations.reason", f"{message.reason} is no finish reason")
+            raise InvalidFieldError("generation.reason", f"{message.reason} is no finish reason")
         reason = FinishReason[common_pb2.FinishReason.Name(message.reason)]
     sampling = message.sampling
     return GenerationRow(

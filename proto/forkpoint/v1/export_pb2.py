@@ -26,7 +26,7 @@ from forkpoint.proto.forkpoint.v1 import common_pb2 as forkpoint_dot_proto_dot_f
 from google.api import field_behavior_pb2 as google_dot_api_dot_field__behavior__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n)forkpoint/proto/forkpoint/v1/export.proto\x12\x0c\x66orkpoint.v1\x1a)forkpoint/proto/forkpoint/v1/common.proto\x1a\x1fgoogle/api/field_behavior.proto\"\xcd\x01\n\x0b\x45xportChunk\x12,\n\x06target\x18\x01 \x01(\x0b\x32\x1a.forkpoint.v1.ImportTargetH\x00\x12,\n\x06header\x18\x02 \x01(\x0b\x32\x1a.forkpoint.v1.ExportHeaderH\x00\x12*\n\x05slice\x18\x03 \x01(\x0b\x32\x19.forkpoint.v1.ExportSliceH\x00\x12.\n\x07trailer\x18\x04 \x01(\x0b\x32\x1b.forkpoint.v1.ExportTrailerH\x00\x42\x06\n\x04part\"L\n\x0cImportTarget\x12\x14\n\x06parent\x18\x01 \x01(\tB\x04\xe2\x41\x01\x02\x12\x12\n\nsession_id\x18\x02 \x01(\t\x12\x12\n\nrequest_id\x18\x03 \x01(\t\"\x8e\x03\n\x0c\x45xportHeader\x12\x16\n\x0e\x66ormat_version\x18\x01 \x01(\r\x12\x11\n\tnamespace\x18\x02 \x01(\t\x12%\n\x05model\x18\x03 \x01(\x0b\x32\x16.forkpoint.v1.ModelRef\x12\x13\n\x0bsource_name\x18\x04 \x01(\t\x12\x0c\n\x04head\x18\x05 \x01(\x03\x12\x11\n\thead_hash\x18\x06 \x01(\x0c\x12\x0c\n\x04seed\x18\x07 \x01(\x03\x12\x39\n\x11\x63heckpoint_policy\x18\x08 \x01(\x0b\x32\x1e.forkpoint.v1.CheckpointPolicy\x12\x36\n\x06labels\x18\t \x03(\x0b\x32&.forkpoint.v1.ExportHeader.LabelsEntry\x12\x11\n\ttransient\x18\n \x01(\x08\x12\x33\n\x0bgenerations\x18\x0b \x03(\x0b\x32\x1e.forkpoint.v1.ExportGeneration\x1a-\n\x0bLabelsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\xae\x02\n\x10\x45xportGeneration\x12\x12\n\ngeneration\x18\x01 \x01(\t\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\r\n\x05start\x18\x03 \x01(\x03\x12\x10\n\x03\x65nd\x18\x04 \x01(\x03H\x00\x88\x01\x01\x12*\n\x06reason\x18\x05 \x01(\x0e\x32\x1a.forkpoint.v1.FinishReason\x12\x18\n\x0binput_start\x18\x06 \x01(\x03H\x01\x88\x01\x01\x12(\n\x08sampling\x18\x07 \x01(\x0b\x32\x16.forkpoint.v1.Sampling\x12\x12\n\nmax_tokens\x18\x08 \x01(\x05\x12\x11\n\tstop_text\x18\t \x03(\x0c\x12\x10\n\x08stop_ids\x18\n \x03(\r\x12\x10\n\x08logprobs\x18\x0b \x01(\x08\x42\x06\n\x04_endB\x0e\n\x0c_input_start\"d\n\x0b\x45xportSlice\x12\r\n\x05start\x18\x01 \x01(\x03\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12!\n\x05kinds\x18\x03 \x03(\x0e\x32\x12.forkpoint.v1.Kind\x12\x10\n\x08logprobs\x18\x04 \x03(\x01\"0\n\rExportTrailer\x12\x0c\n\x04head\x18\x01 \x01(\x03\x12\x11\n\thead_hash\x18\x02 \x01(\x0c\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n)forkpoint/proto/forkpoint/v1/export.proto\x12\x0c\x66orkpoint.v1\x1a)forkpoint/proto/forkpoint/v1/common.proto\x1a\x1fgoogle/api/field_behavior.proto\"\x83\x02\n\x0b\x45xportChunk\x12,\n\x06target\x18\x01 \x01(\x0b\x32\x1a.forkpoint.v1.ImportTargetH\x00\x12,\n\x06header\x18\x02 \x01(\x0b\x32\x1a.forkpoint.v1.ExportHeaderH\x00\x12*\n\x05slice\x18\x03 \x01(\x0b\x32\x19.forkpoint.v1.ExportSliceH\x00\x12.\n\x07trailer\x18\x04 \x01(\x0b\x32\x1b.forkpoint.v1.ExportTrailerH\x00\x12\x34\n\ngeneration\x18\x05 \x01(\x0b\x32\x1e.forkpoint.v1.ExportGenerationH\x00\x42\x06\n\x04part\"L\n\x0cImportTarget\x12\x14\n\x06parent\x18\x01 \x01(\tB\x04\xe2\x41\x01\x02\x12\x12\n\nsession_id\x18\x02 \x01(\t\x12\x12\n\nrequest_id\x18\x03 \x01(\t\"\xd9\x02\n\x0c\x45xportHeader\x12\x16\n\x0e\x66ormat_version\x18\x01 \x01(\r\x12\x11\n\tnamespace\x18\x02 \x01(\t\x12%\n\x05model\x18\x03 \x01(\x0b\x32\x16.forkpoint.v1.ModelRef\x12\x13\n\x0bsource_name\x18\x04 \x01(\t\x12\x0c\n\x04head\x18\x05 \x01(\x03\x12\x11\n\thead_hash\x18\x06 \x01(\x0c\x12\x0c\n\x04seed\x18\x07 \x01(\x03\x12\x39\n\x11\x63heckpoint_policy\x18\x08 \x01(\x0b\x32\x1e.forkpoint.v1.CheckpointPolicy\x12\x36\n\x06labels\x18\t \x03(\x0b\x32&.forkpoint.v1.ExportHeader.LabelsEntry\x12\x11\n\ttransient\x18\n \x01(\x08\x1a-\n\x0bLabelsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\xae\x02\n\x10\x45xportGeneration\x12\x12\n\ngeneration\x18\x01 \x01(\t\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\r\n\x05start\x18\x03 \x01(\x03\x12\x10\n\x03\x65nd\x18\x04 \x01(\x03H\x00\x88\x01\x01\x12*\n\x06reason\x18\x05 \x01(\x0e\x32\x1a.forkpoint.v1.FinishReason\x12\x18\n\x0binput_start\x18\x06 \x01(\x03H\x01\x88\x01\x01\x12(\n\x08sampling\x18\x07 \x01(\x0b\x32\x16.forkpoint.v1.Sampling\x12\x12\n\nmax_tokens\x18\x08 \x01(\x05\x12\x11\n\tstop_text\x18\t \x03(\x0c\x12\x10\n\x08stop_ids\x18\n \x03(\r\x12\x10\n\x08logprobs\x18\x0b \x01(\x08\x42\x06\n\x04_endB\x0e\n\x0c_input_start\"d\n\x0b\x45xportSlice\x12\r\n\x05start\x18\x01 \x01(\x03\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12!\n\x05kinds\x18\x03 \x03(\x0e\x32\x12.forkpoint.v1.Kind\x12\x10\n\x08logprobs\x18\x04 \x03(\x01\"0\n\rExportTrailer\x12\x0c\n\x04head\x18\x01 \x01(\x03\x12\x11\n\thead_hash\x18\x02 \x01(\x0c\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -38,17 +38,17 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_EXPORTHEADER_LABELSENTRY']._loaded_options = None
   _globals['_EXPORTHEADER_LABELSENTRY']._serialized_options = b'8\001'
   _globals['_EXPORTCHUNK']._serialized_start=136
-  _globals['_EXPORTCHUNK']._serialized_end=341
-  _globals['_IMPORTTARGET']._serialized_start=343
-  _globals['_IMPORTTARGET']._serialized_end=419
-  _globals['_EXPORTHEADER']._serialized_start=422
-  _globals['_EXPORTHEADER']._serialized_end=820
-  _globals['_EXPORTHEADER_LABELSENTRY']._serialized_start=775
-  _globals['_EXPORTHEADER_LABELSENTRY']._serialized_end=820
-  _globals['_EXPORTGENERATION']._serialized_start=823
-  _globals['_EXPORTGENERATION']._serialized_end=1125
-  _globals['_EXPORTSLICE']._serialized_start=1127
-  _globals['_EXPORTSLICE']._serialized_end=1227
-  _globals['_EXPORTTRAILER']._serialized_start=1229
-  _globals['_EXPORTTRAILER']._serialized_end=1277
+  _globals['_EXPORTCHUNK']._serialized_end=395
+  _globals['_IMPORTTARGET']._serialized_start=397
+  _globals['_IMPORTTARGET']._serialized_end=473
+  _globals['_EXPORTHEADER']._serialized_start=476
+  _globals['_EXPORTHEADER']._serialized_end=821
+  _globals['_EXPORTHEADER_LABELSENTRY']._serialized_start=776
+  _globals['_EXPORTHEADER_LABELSENTRY']._serialized_end=821
+  _globals['_EXPORTGENERATION']._serialized_start=824
+  _globals['_EXPORTGENERATION']._serialized_end=1126
+  _globals['_EXPORTSLICE']._serialized_start=1128
+  _globals['_EXPORTSLICE']._serialized_end=1228
+  _globals['_EXPORTTRAILER']._serialized_start=1230
+  _globals['_EXPORTTRAILER']._serialized_end=1278
 # @@protoc_insertion_point(module_scope)

@@ -3,8 +3,9 @@
 isort:skip_file
 A session outside a store.
 
-Export streams chunks in this order: header, slices ascending and without gaps from position 0, trailer. Import takes
-the same stream with one `target` chunk before it. A stream without its trailer is refused as cut off.
+Export streams chunks in this order: header, generations ascending by start, slices ascending and without gaps from
+position 0, trailer. Import takes the same stream with one `target` chunk before it. A stream without its trailer is
+refused as cut off.
 
 In a file each chunk is one frame: its length in bytes as uint32 little-endian, then the serialised ExportChunk. A
 file is exactly what Export sent; it holds no target.
@@ -36,6 +37,7 @@ class ExportChunk(_message.Message):
     HEADER_FIELD_NUMBER: _builtins.int
     SLICE_FIELD_NUMBER: _builtins.int
     TRAILER_FIELD_NUMBER: _builtins.int
+    GENERATION_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def target(self) -> Global___ImportTarget: ...
     @_builtins.property
@@ -44,6 +46,8 @@ class ExportChunk(_message.Message):
     def slice(self) -> Global___ExportSlice: ...
     @_builtins.property
     def trailer(self) -> Global___ExportTrailer: ...
+    @_builtins.property
+    def generation(self) -> Global___ExportGeneration: ...
     def __init__(
         self,
         *,
@@ -51,12 +55,13 @@ class ExportChunk(_message.Message):
         header: Global___ExportHeader | None = ...,
         slice: Global___ExportSlice | None = ...,
         trailer: Global___ExportTrailer | None = ...,
+        generation: Global___ExportGeneration | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["header", b"header", "part", b"part", "slice", b"slice", "target", b"target", "trailer", b"trailer"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["generation", b"generation", "header", b"header", "part", b"part", "slice", b"slice", "target", b"target", "trailer", b"trailer"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["header", b"header", "part", b"part", "slice", b"slice", "target", b"target", "trailer", b"trailer"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["generation", b"generation", "header", b"header", "part", b"part", "slice", b"slice", "target", b"target", "trailer", b"trailer"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_part: _TypeAlias = _typing.Literal["target", "header", "slice", "trailer"]  # noqa: Y015
+    _WhichOneofReturnType_part: _TypeAlias = _typing.Literal["target", "header", "slice", "trailer", "generation"]  # noqa: Y015
     _WhichOneofArgType_part: _TypeAlias = _typing.Literal["part", b"part"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_part) -> _WhichOneofReturnType_part | None: ...
 
@@ -127,7 +132,6 @@ class ExportHeader(_message.Message):
     CHECKPOINT_POLICY_FIELD_NUMBER: _builtins.int
     LABELS_FIELD_NUMBER: _builtins.int
     TRANSIENT_FIELD_NUMBER: _builtins.int
-    GENERATIONS_FIELD_NUMBER: _builtins.int
     format_version: _builtins.int
     """1"""
     namespace: _builtins.str
@@ -144,8 +148,6 @@ class ExportHeader(_message.Message):
     def checkpoint_policy(self) -> _common_pb2.CheckpointPolicy: ...
     @_builtins.property
     def labels(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]: ...
-    @_builtins.property
-    def generations(self) -> _containers.RepeatedCompositeFieldContainer[Global___ExportGeneration]: ...
     def __init__(
         self,
         *,
@@ -159,11 +161,10 @@ class ExportHeader(_message.Message):
         checkpoint_policy: _common_pb2.CheckpointPolicy | None = ...,
         labels: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
         transient: _builtins.bool = ...,
-        generations: _abc.Iterable[Global___ExportGeneration] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["checkpoint_policy", b"checkpoint_policy", "model", b"model"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint_policy", b"checkpoint_policy", "format_version", b"format_version", "generations", b"generations", "head", b"head", "head_hash", b"head_hash", "labels", b"labels", "model", b"model", "namespace", b"namespace", "seed", b"seed", "source_name", b"source_name", "transient", b"transient"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint_policy", b"checkpoint_policy", "format_version", b"format_version", "head", b"head", "head_hash", b"head_hash", "labels", b"labels", "model", b"model", "namespace", b"namespace", "seed", b"seed", "source_name", b"source_name", "transient", b"transient"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -171,7 +172,7 @@ Global___ExportHeader: _TypeAlias = ExportHeader  # noqa: Y015
 
 @_typing.final
 class ExportGeneration(_message.Message):
-    """A generation that ended."""
+    """A generation of the exported branch."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
