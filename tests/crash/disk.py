@@ -29,21 +29,33 @@ class Operation:
 class DiskState:
     """What lies on the disk: contents by file, and files by path."""
 
-    contents: dict[int, bytes] = field(default_factory=dict)
+    contents: dict[int, bytearray] = field(default_factory=dict)
     names: dict[str, int] = field(default_factory=dict)
+    shared: set[int] = field(default_factory=set)
+    """Files whose content another state may hold too."""
 
     def copy(self) -> "DiskState":
-        return DiskState(dict(self.contents), dict(self.names))
+        """A copy; either of the two copies a file's content when it first changes it."""
+        self.shared = set(self.contents)
+        return DiskState(dict(self.contents), dict(self.names), set(self.contents))
+
+    def _own(self, file: int, size: int) -> bytearray:
+        """The content of a file, ours to change and at least `size` bytes long."""
+        if file in self.shared:
+            self.shared.discard(file)
+            self.contents[file] = bytearray(self.contents[file])
+        content = self.contents.setdefault(file, bytearray())
+        content.extend(bytes(max(0, size - len(content))))
+        return content
 
     def apply(self, operation: Operation, length: int | None = None) -> None:
         """Let an operation (or, of a write, its first `length` bytes) reach the disk."""
         if operation.kind == "write":
             data = operation.data if length is None else operation.data[:length]
-            old = self.contents.get(operation.file, b"").ljust(operation.offset, b"\0")
-            self.contents[operation.file] = old[: operation.offset] + data + old[operation.offset + len(data) :]
+            content = self._own(operation.file, operation.offset)
+            content[operation.offset : operation.offset + len(data)] = data
         elif operation.kind == "truncate":
-            old = self.contents.get(operation.file, b"")
-            self.contents[operation.file] = old[: operation.offset].ljust(operation.offset, b"\0")
+            del self._own(operation.file, operation.offset)[operation.offset :]
         elif operation.kind == "link":
             self.names[operation.name] = operation.file
         elif operation.kind == "unlink":
@@ -54,7 +66,7 @@ class DiskState:
 
     def files(self) -> dict[str, bytes]:
         """Path -> content of everything that has a name."""
-        return {path: self.contents.get(file, b"") for path, file in self.names.items()}
+        return {path: bytes(self.contents.get(file, b"")) for path, file in self.names.items()}
 
 
 @dataclass(frozen=True)

@@ -59,6 +59,7 @@ class Recoverer:
         self._scratch = scratch
         self._snapshots = snapshots
         self._present: dict[str, bytes] = {}
+        self._recovered: dict[frozenset[tuple[str, bytes]], bytes] = {}
         self._whole_blobs: set[tuple[str, bytes]] = set()
         self.recoveries = 0
 
@@ -66,14 +67,10 @@ class Recoverer:
         """What acknowledged thing is missing or wrong after this crash; None when all is well."""
         self.recoveries += 1
         files = crash.state.files()
-        self._materialise(files)
-        db = connect(self._scratch / "catalog.db")
         try:
-            digest = logical_digest(db)
+            digest = self._recovered_digest(files)
         except apsw.Error as error:
             return f"{crash.story} at {crash.point}: {error}"
-        finally:
-            db.close()
         allowed = self._snapshots[crash.acked : crash.acked + 2]
         found = next((snapshot for snapshot in allowed if snapshot.digest == digest), None)
         if found is None:
@@ -86,13 +83,22 @@ class Recoverer:
                 return f"{crash.story} at {crash.point}: blob {blob[:8]} of a committed manifest is missing or torn"
         return None
 
-    def _materialise(self, files: dict[str, bytes]) -> None:
+    def _recovered_digest(self, files: dict[str, bytes]) -> bytes:
+        """Recover SQLite's files; the same files (a crash among the blobs) are recovered once."""
+        prefix = f"{self._root}/"
+        wanted = {path[len(prefix) :]: data for path, data in files.items() if path.startswith(f"{prefix}catalog.db")}
+        key = frozenset((file, blake3(data).digest()) for file, data in wanted.items())
+        if key not in self._recovered:
+            self._materialise(wanted)
+            db = connect(self._scratch / "catalog.db")
+            try:
+                self._recovered[key] = logical_digest(db)
+            finally:
+                db.close()
+        return self._recovered[key]
+
+    def _materialise(self, wanted: dict[str, bytes]) -> None:
         """Write SQLite's files; those that are the same as last time stay."""
-        wanted = {
-            path.removeprefix(f"{self._root}/"): data
-            for path, data in files.items()
-            if path.startswith(f"{self._root}/catalog.db")
-        }
         for file in self._present.keys() - wanted.keys():
             (self._scratch / file).unlink(missing_ok=True)
         for file, data in wanted.items():

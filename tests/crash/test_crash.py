@@ -118,7 +118,7 @@ async def reopened(run: Run, folder: Path, crash: Crash) -> list[str]:
 async def run(memory_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     """The workload as it should be, with WAL pages moved often enough to crash in the middle of that too."""
     monkeypatch.setattr(connection, "CHECKPOINT_PAGES", 60)
-    return await record(memory_folder, rounds=6)
+    return await record(memory_folder, rounds=9)
 
 
 async def test_a_crash_at_any_operation_in_any_shape_keeps_everything_acknowledged(
