@@ -33,27 +33,30 @@ def room(*rooms: str, third: tuple[str, ...] = ()) -> Room:
     return Room(frozenset(rooms), frozenset(third))
 
 
-_GRPC = ("grpc", "grpc_health", "grpc_reflection", "grpc_status", "google")
 ROOMS = {
     "src/forkpoint": room(),
     "proto": room(third=("grpc", "google")),
     "kernels": room(third=("torch", "triton")),
     "model": room("kernels", third=("torch", "safetensors", "tokenizers", "tiktoken")),
-    "model/tiny/train.py": room("kernels", "model", third=("torch", "safetensors", "fla", "triton")),
+    "model/tiny/train.py": room("model", third=("torch", "safetensors", "fla", "triton")),
     "statestore": room("proto", third=("apsw", "redis", "zstandard", "blake3", "google")),
     "server/engine": room("model", "kernels", third=("torch",)),
     "server/scheduler": room("server/engine/batch"),
     "server/session": room(
         "statestore", "server/scheduler", "server/engine/base", "server/engine/batch", third=("blake3",)
     ),
-    "server/rpc": room("server/session", "statestore/records", "statestore/base", "proto", third=_GRPC),
-    "server/app.py": room("server", "statestore", "model", "kernels", "proto", third=("torch", *_GRPC)),
-    "server/main.py": room("server", "statestore", "model", "kernels", "proto", third=("torch", *_GRPC)),
-    "client": room("proto", third=_GRPC),
-    "cli": room(
-        "client", "model/config", "model/plan", "statestore/check", "statestore/open", "server/main", third=("rich",)
+    "server/rpc": room(
+        "server/session", "statestore/records", "proto", third=("grpc", "grpc_health", "grpc_reflection", "google")
     ),
-    "cli/demo": room("cli", "client", "model/tiny/data", third=("rich",)),
+    "server/app.py": room("server", "statestore", "model", third=("torch", "grpc")),
+    "server/main.py": room("server"),
+    "client": room("proto", third=("grpc", "grpc_health", "google")),
+    "cli": room(
+        *("client", "model/config", "model/geometries", "model/plan", "statestore/check", "statestore/open"),
+        "server/main",
+        third=("rich",),
+    ),
+    "cli/demo": room("cli", "client", "model/tiny/data", "statestore/open", third=("rich",)),
 }
 """Folder (or one file) -> what it may import. The longest key that fits a file is its room."""
 
