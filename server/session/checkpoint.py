@@ -55,7 +55,11 @@ class Checkpointer:
             return
         if chain.grid_position in live.known_grids:
             return
-        captured = await self.take(live)
+        try:
+            captured = await self.take(live)
+        except Exception as error:  # noqa: BLE001 - a capture that fails costs a longer replay, nothing else
+            self._failed(live, chain.grid_position, error)
+            return
         live.known_grids.add(captured.state.grid_position)
         lane = self._lanes.get(live.name)
         if lane is None:
@@ -119,13 +123,16 @@ class Checkpointer:
         grid = captured.state.grid_position
         try:
             await self.save(captured, new_id("c"), automatic=True)
-        except Exception as error:
-            self._core.counters.checkpoints_failed += 1
-            live.known_grids.discard(grid)
-            known = isinstance(error, ForkpointError)
-            log.warning("checkpoint of %s at %d was not written: %s", live.name, grid, error, exc_info=not known)
+        except Exception as error:  # noqa: BLE001 - logged and counted; the log has what it would have saved
+            self._failed(live, grid, error)
         else:
             live.last_grid = max(live.last_grid, grid)
+
+    def _failed(self, live: LiveSession, grid: int, error: Exception) -> None:
+        self._core.counters.checkpoints_failed += 1
+        live.known_grids.discard(grid)
+        known = isinstance(error, ForkpointError)
+        log.warning("checkpoint of %s at %d was not written: %s", live.name, grid, error, exc_info=not known)
 
     def _numerics(self, live: LiveSession) -> tuple[str, ...]:
         """Our id first, then the others that the state passed through."""

@@ -50,6 +50,10 @@ class ForkImages:
             sequence = await engine.call(engine.engine.fork, parent.sequence)
         except NodeCapacityError:
             return
+        except Exception:
+            # The children are in the catalog already: they do without an image.
+            log.exception("no image of %s for its children", parent.name)
+            return
         branches = {child.name: child.branch for child in children}
         self._images.append(
             ForkImage(

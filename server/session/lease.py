@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Self
 
 from forkpoint.clock import Clock
-from forkpoint.errors import ForkpointError, NotFoundError
+from forkpoint.errors import ForkpointError
 from forkpoint.statestore.records import NodeRow
 
 log = logging.getLogger(__name__)
@@ -77,8 +77,6 @@ class LeaseKeeper:
         self._interval = interval
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="lease", daemon=True)
-        self.lost = False
-        """The store no longer knows the incarnation."""
 
     def start(self) -> None:
         """Begin to renew."""
@@ -103,10 +101,6 @@ class LeaseKeeper:
         while not self._stopping.wait(self._interval):
             try:
                 self._renew()
-            except NotFoundError:
-                self.lost = True
-                log.warning("the store no longer knows this incarnation: its lease is lost")
-                return
             except (ForkpointError, RuntimeError, TimeoutError) as error:
                 log.warning("the lease was not renewed: %s", error)
 

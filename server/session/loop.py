@@ -44,7 +44,8 @@ class StepLoop:
             while await self._guarded_step() and not self._stopping:  # noqa: ASYNC110 - it waits for nothing
                 # A step with an instant engine and store must not starve the other tasks.
                 await asyncio.sleep(0)
-        await self._take_events()
+        while await self._take_events():
+            pass
         self._ended.set()
 
     async def halt(self) -> None:

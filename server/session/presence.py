@@ -5,7 +5,7 @@ import logging
 from collections.abc import Callable
 from typing import Final
 
-from forkpoint.errors import ForkpointError, UnavailableError
+from forkpoint.errors import ForkpointError, NotFoundError, UnavailableError
 from forkpoint.server.session.core import NodeCore
 from forkpoint.server.session.lease import IncarnationLock, LeaseKeeper
 from forkpoint.statestore.base import Catalog
@@ -20,10 +20,10 @@ RENEW_TIMEOUT_SECONDS: Final = 10.0
 class OwnCatalog:
     """A second catalog on the same store, used by one thread with a loop of its own."""
 
-    def __init__(self, make: Callable[[], Catalog], marker: StoreMarker, incarnation: str) -> None:
+    def __init__(self, make: Callable[[], Catalog], marker: StoreMarker, row: NodeRow) -> None:
         self._make = make
         self._marker = marker
-        self._incarnation = incarnation
+        self._row = row
         self._loop: asyncio.AbstractEventLoop | None = None
         self._catalog: Catalog | None = None
 
@@ -46,7 +46,17 @@ class OwnCatalog:
             catalog = self._make()
             await catalog.open(self._marker)
             self._catalog = catalog
-        await self._catalog.renew_lease(self._incarnation)
+        await renew_or_register(self._catalog, self._row)
+
+
+async def renew_or_register(catalog: Catalog, row: NodeRow) -> None:
+    """Renew. A node that others took for dead (it was stopped for a while) is not known any more: it registers again.
+    What it owned is not its own any longer; epochs see to that."""
+    try:
+        await catalog.renew_lease(row.incarnation)
+    except NotFoundError:
+        log.warning("other nodes took this one for dead: it registers again")
+        await catalog.register_node(row)
 
 
 class Presence:
@@ -68,7 +78,7 @@ class Presence:
         numerics = core.engine.facts.numerics_id
         node = NodeRow(core.incarnation, options.node, options.address, numerics, lock_path=lock_path)
         await core.catalog.register_node(node)
-        renew, close = self._renewal()
+        renew, close = self._renewal(node)
         self._keeper = LeaseKeeper(renew, options.lease_renew_seconds, close)
         self._keeper.start()
 
@@ -98,16 +108,16 @@ class Presence:
             self._keeper.stop()
             await self._keeper.join()
 
-    def _renewal(self) -> tuple[Callable[[], object], Callable[[], None]]:
+    def _renewal(self, row: NodeRow) -> tuple[Callable[[], object], Callable[[], None]]:
         if self._make is not None:
-            own = OwnCatalog(self._make, self._core.marker, self._core.incarnation)
+            own = OwnCatalog(self._make, self._core.marker, row)
             return own.renew, own.close
         loop = asyncio.get_running_loop()
 
         def renew() -> object:
             if loop.is_closed():
                 raise UnavailableError("the node's loop has ended")
-            renewal = self._core.catalog.renew_lease(self._core.incarnation)
+            renewal = renew_or_register(self._core.catalog, row)
             return asyncio.run_coroutine_threadsafe(renewal, loop).result(RENEW_TIMEOUT_SECONDS)
 
         return renew, lambda: None

@@ -3,13 +3,14 @@
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
-from forkpoint.errors import AbortedError, InvalidFieldError, NodeDrainingError
+from forkpoint.errors import AbortedError, InvalidFieldError, NodeDrainingError, QueueFullError
 from forkpoint.ids import new_id
+from forkpoint.limits import SESSION_QUEUE_MAX
 from forkpoint.server.session.api import AppendCall, AppendResult, GenerateCall, GenerateEvent
 from forkpoint.server.session.claims import Claims
 from forkpoint.server.session.generation import RunningGeneration
 from forkpoint.server.session.inputs import check_durability, check_generate, check_room, input_tokens
-from forkpoint.server.session.live import LiveSession
+from forkpoint.server.session.live import LiveSession, Place
 from forkpoint.server.session.stream import GenerationStream
 from forkpoint.server.session.usage import UsageCounter
 from forkpoint.statestore.base import AppendTokens, BeginGeneration
@@ -117,6 +118,7 @@ class Writers:
     async def _begin(self, live: LiveSession, call: GenerateCall, tokens: tuple[int, ...]) -> Attached:
         async with self._claims.writing(live, "generate"):
             check_room(live.name, live.head, len(tokens), self._core.engine.facts.context_limit)
+            self._check_queue(live)
             outcome = await self._core.catalog.begin_generation(
                 BeginGeneration(
                     live.name,
@@ -135,6 +137,16 @@ class Writers:
             self._core.counters.generations_started += 1
             self._grown(live, tokens, outcome.head_hash)
             return Attached(outcome.row, live.row.branch, outcome.head, live.epoch, live, running)
+
+    def _check_queue(self, live: LiveSession) -> None:
+        """Raises QueueFullError when too many generations wait for a slot already."""
+        if live.place is not Place.PARKED:
+            return
+        waiting = sum(
+            other.place is Place.PARKED and other.generation is not None for other in self._core.lives.values()
+        )
+        if waiting >= SESSION_QUEUE_MAX:
+            raise QueueFullError("sessions that wait for a slot", SESSION_QUEUE_MAX)
 
     async def _again(self, call: GenerateCall) -> Attached:
         """Re-attach to what an equal call began."""

@@ -1,0 +1,216 @@
+"""The small parts by themselves: locks, leases, tails, tasks, seeds."""
+
+import asyncio
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from forkpoint.errors import NodeDrainingError, QueueFullError
+from forkpoint.server.session import writers
+from forkpoint.server.session.api import GenerateCall
+from forkpoint.server.session.lease import DeathWatch, IncarnationLock, LeaseKeeper, lock_is_free
+from forkpoint.server.session.live import TRIM_SLACK, LogTail
+from forkpoint.server.session.owner import NameLocks
+from forkpoint.server.session.seeds import derive_seed, random_seed
+from forkpoint.server.session.tasks import TaskOwner
+from forkpoint.statestore.records import Kind, LogSlice, NodeRow
+from tests.support.hash_engine import HashEngine
+from tests.support.session_site import Running, Site, key, until
+
+
+class HandClock:
+    """A clock that stands still until it is moved."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def wall_us(self) -> int:
+        return int(self.now * 1e6)
+
+
+def row(counter: int, lock_path: str = "") -> NodeRow:
+    return NodeRow("i-1", "n", "a", "x", counter, lock_path)
+
+
+def test_a_lock_is_held_until_it_is_dropped(tmp_path: Path) -> None:
+    path = tmp_path / "locks" / "i.lock"
+    lock = IncarnationLock.acquire(path)
+    assert lock_is_free(path) is False
+    with pytest.raises(BlockingIOError):
+        IncarnationLock.acquire(path)
+    lock.release(unlink=False)
+    assert lock_is_free(path) is True
+    again = IncarnationLock.acquire(path)
+    again.release(unlink=True)
+    again.release(unlink=True)
+    assert lock_is_free(path) is None
+
+
+def test_the_death_of_a_process_frees_its_lock_at_once(tmp_path: Path) -> None:
+    path = tmp_path / "i.lock"
+    program = (
+        "import sys; from pathlib import Path\n"
+        "from forkpoint.server.session.lease import IncarnationLock\n"
+        "lock = IncarnationLock.acquire(Path(sys.argv[1])); print('held', flush=True); sys.stdin.read()"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", program, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None and process.stdin is not None
+    assert process.stdout.readline() == "held\n"
+    watch = DeathWatch(HandClock(), 3.5)
+    assert watch.is_dead(row(1, str(path))) is False
+    process.kill()
+    process.wait()
+    assert watch.is_dead(row(1, str(path))) is True
+    process.stdin.close()
+    process.stdout.close()
+
+
+def test_a_counter_that_stands_still_long_enough_is_death() -> None:
+    clock = HandClock()
+    watch = DeathWatch(clock, 3.5)
+    assert watch.is_dead(row(5)) is False, "seen for the first time"
+    clock.now += 3.4
+    assert watch.is_dead(row(5)) is False
+    clock.now += 0.2
+    assert watch.is_dead(row(5)) is True
+    assert watch.is_dead(row(6)) is False, "it moves again"
+    clock.now += 3.4
+    assert watch.is_dead(row(7)) is False
+    watch.forget("i-1")
+    clock.now += 100
+    assert watch.is_dead(row(7)) is False
+
+
+def test_the_keeper_renews_in_its_own_thread_through_failures() -> None:
+    threads: list[str] = []
+    enough = threading.Event()
+
+    def renew() -> None:
+        threads.append(threading.current_thread().name)
+        if len(threads) == 2:
+            raise TimeoutError("slow store")
+        if len(threads) == 5:
+            enough.set()
+
+    keeper = LeaseKeeper(renew, 0.01)
+    keeper.start()
+    assert enough.wait(10)
+    keeper.stop()
+    assert set(threads) == {"lease"}
+
+
+async def test_a_node_taken_for_dead_registers_again(site: Site) -> None:
+    node = await site.node()
+    await node.catalog.remove_node(node.node.incarnation)
+    async with asyncio.timeout(5):
+        while not await node.node.list_nodes():
+            await asyncio.sleep(0.01)
+
+
+def test_a_tail_keeps_what_is_needed() -> None:
+    tail = LogTail(10)
+    tail.extend(tuple(range(5)), Kind.PROMPT)
+    tail.extend((7,), Kind.GENERATED, (-0.5,))
+    assert (tail.start, tail.end, tail.tokens(12, 15)) == (10, 16, (2, 3, 4))
+    assert tail.slice(14, 16) == LogSlice(14, (4, 7), (Kind.PROMPT, Kind.GENERATED), (None, -0.5))
+    tail.prepend(LogSlice(8, (8, 9, 0, 1), (Kind.PROMPT,) * 4, (None,) * 4))
+    assert (tail.start, tail.tokens(8, 11)) == (8, (8, 9, 0))
+    tail.prepend(LogSlice(9, (1,), (Kind.PROMPT,), (None,)))
+    assert tail.start == 8
+    with pytest.raises(IndexError):
+        tail.prepend(LogSlice(1, (1,), (Kind.PROMPT,), (None,)))
+    with pytest.raises(IndexError):
+        tail.tokens(7, 9)
+    tail.cut(12)
+    assert (tail.start, tail.end) == (8, 12)
+    tail.cut(3)
+    assert (tail.start, tail.end) == (3, 3)
+
+
+def test_a_tail_is_trimmed_when_it_is_worth_it() -> None:
+    tail = LogTail(0)
+    tail.extend(tuple(range(TRIM_SLACK + 100)), Kind.PROMPT)
+    tail.trim(TRIM_SLACK)
+    assert tail.start == 0
+    tail.trim(TRIM_SLACK + 50)
+    assert (tail.start, tail.token_ids[0]) == (TRIM_SLACK + 50, TRIM_SLACK + 50)
+
+
+async def test_owned_tasks_outlive_their_callers_and_end_with_their_owner() -> None:
+    owner = TaskOwner("n")
+    await owner.start()
+    done: list[str] = []
+
+    async def work() -> str:
+        await asyncio.sleep(0.02)
+        done.append("work")
+        return "result"
+
+    caller = asyncio.get_running_loop().create_task(owner.run(work(), "work"))  # owner: this test
+    await asyncio.sleep(0)
+    caller.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await caller
+    await until(lambda: done == ["work"])
+
+    async def fail() -> None:
+        raise ValueError("as given")
+
+    with pytest.raises(ValueError, match="as given"):
+        await owner.run(fail(), "fail")
+    waiting = asyncio.get_running_loop().create_task(owner.run(asyncio.sleep(60), "long"))  # owner: this test
+    await asyncio.sleep(0)
+    await owner.close()
+    with pytest.raises(NodeDrainingError):
+        await waiting
+    with pytest.raises(NodeDrainingError):
+        await owner.run(work(), "late")
+
+
+async def test_locks_by_name_are_kept_only_while_used() -> None:
+    locks = NameLocks()
+    order: list[str] = []
+
+    async def hold(name: str) -> None:
+        async with locks.hold("key"):
+            order.append(name)
+            await asyncio.sleep(0)
+            order.append(name)
+
+    await asyncio.gather(hold("a"), hold("b"), hold("c"))
+    assert order == ["a", "a", "b", "b", "c", "c"]
+    assert locks._locks == {}
+
+
+def test_seeds_are_signed_64_bit_and_derived_ones_are_fixed() -> None:
+    assert all(-(2**63) <= random_seed() < 2**63 for _ in range(100))
+    assert derive_seed(7, "child") == derive_seed(7, "child") != derive_seed(8, "child")
+    assert len({derive_seed(-(2**63), str(n)) for n in range(1000)}) == 1000
+
+
+async def test_a_queue_has_an_end(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(writers, "SESSION_QUEUE_MAX", 2)
+    node: Running = await site.node(HashEngine(slots=1))
+    await node.workflow()
+    node.engine.step_pause = 0.005
+    readers = []
+    for number in range(3):
+        name = await node.session(f"s{number}")
+        await node.append(name, b"x")
+        readers.append(node.reading(GenerateCall(name, key(f"g{number}"), max_tokens=20)))
+        await until(lambda: readers[0][0].tokens != [])
+    await until(lambda: all(read.started is not None for read, _ in readers))
+    name = await node.session("late")
+    await node.append(name, b"x")
+    with pytest.raises(QueueFullError):
+        await node.generate(GenerateCall(name, key("late"), max_tokens=3))
+    await asyncio.gather(*(task for _, task in readers))
+    assert (await node.generate(GenerateCall(name, key("late"), max_tokens=3))).tokens
