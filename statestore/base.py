@@ -304,10 +304,16 @@ class Catalog(Protocol):
 
     # --- checkpoints -------------------------------------------------------------------------------------------
     async def put_checkpoint(
-        self, row: CheckpointRow, manifest: bytes, epoch: int, request: RequestKey | None = None
+        self,
+        row: CheckpointRow,
+        manifest: bytes,
+        epoch: int,
+        request: RequestKey | None = None,
+        replace_manifest: bool = False,
     ) -> CheckpointRow:
         """Commit a manifest, after all its blobs are durable, and the session's checkpoint that names it. The same
-        (numerics id, position, hash) again keeps the stored manifest. StaleEpochError; PositionBeyondHeadError."""
+        (numerics id, position, hash) again keeps the stored manifest, unless `replace_manifest`: how a damaged one is
+        healed. StaleEpochError; PositionBeyondHeadError; PreconditionError when the hash is not the log's."""
         ...
 
     async def list_checkpoints(self, name: SessionName) -> list[CheckpointRow]:
@@ -341,7 +347,7 @@ class BlobStore(Protocol):
         ...
 
     async def has(self, digest: str) -> bool:
-        """Whether a frame is there. Says nothing about damage."""
+        """Whether a frame is there, and durably so: a manifest may name it. Says nothing about damage."""
         ...
 
     async def replace(self, digest: str, frame: bytes) -> None:

@@ -110,10 +110,23 @@ class CheckpointStore:
         row = CheckpointRow(
             session, checkpoint, position, grid_position, chain_hash, numerics_ids[0], automatic, create_us=0
         )
-        row = await self._catalog.put_checkpoint(row, manifest, epoch, request)
+        if await self._stored_manifest_is_damaged(row):
+            row = await self._catalog.put_checkpoint(row, manifest, epoch, request, replace_manifest=True)
+        else:
+            row = await self._catalog.put_checkpoint(row, manifest, epoch, request)
         stored = sum(part.frame_bytes for part in saved)
         shared = sum(part.spec.nbytes for part in saved if part.shared)
         return SavedCheckpoint(row, manifest, saved, stored, shared)
+
+    async def _stored_manifest_is_damaged(self, row: CheckpointRow) -> bool:
+        """Whether an earlier checkpoint of this very state left a manifest that can't be read."""
+        for stored in await self._catalog.find_manifests([(row.grid_position, row.chain_hash)]):
+            if stored.numerics_id == row.numerics_id:
+                try:
+                    unseal(stored.manifest)
+                except BlobDamagedError:
+                    return True
+        return False
 
     async def _save_part(self, gate: asyncio.Semaphore, spec: PartSpec, data: bytes | memoryview) -> SavedPart:
         data = memoryview(data).cast("B")

@@ -15,7 +15,12 @@ class MemoryCatalog(MemoryLog):
     """See forkpoint.statestore.base.Catalog. Nothing outlives the process; for one event loop."""
 
     async def put_checkpoint(
-        self, row: CheckpointRow, manifest: bytes, epoch: int, request: RequestKey | None = None
+        self,
+        row: CheckpointRow,
+        manifest: bytes,
+        epoch: int,
+        request: RequestKey | None = None,
+        replace_manifest: bool = False,
     ) -> CheckpointRow:
         answer = self._answer(request, "put_checkpoint")
         if answer is not None:
@@ -30,9 +35,9 @@ class MemoryCatalog(MemoryLog):
         if (name, row.checkpoint) in tables.checkpoints:
             raise AlreadyExistsError(f"{name}/checkpoints/{row.checkpoint}")
         saved = replace(row, create_us=now)
-        tables.manifests.setdefault(
-            _key(row), ManifestRow(row.numerics_id, row.grid_position, row.chain_hash, bytes(manifest), now)
-        )
+        if replace_manifest or _key(row) not in tables.manifests:
+            new = ManifestRow(row.numerics_id, row.grid_position, row.chain_hash, bytes(manifest), now)
+            tables.manifests[_key(row)] = new
         tables.checkpoints[name, row.checkpoint] = saved
         self._keep(request, "put_checkpoint", checkpoint_to_value(saved))
         return saved

@@ -213,9 +213,14 @@ class SqliteCatalog:
 
     # --- checkpoints -------------------------------------------------------------------------------------------
     async def put_checkpoint(
-        self, row: CheckpointRow, manifest: bytes, epoch: int, request: RequestKey | None = None
+        self,
+        row: CheckpointRow,
+        manifest: bytes,
+        epoch: int,
+        request: RequestKey | None = None,
+        replace_manifest: bool = False,
     ) -> CheckpointRow:
-        return await self._write(checkpoints.put, row, manifest, epoch, request)
+        return await self._write(checkpoints.put, row, manifest, epoch, request, replace_manifest)
 
     async def list_checkpoints(self, name: SessionName) -> list[CheckpointRow]:
         return await self._read(checkpoints.list_own, name)

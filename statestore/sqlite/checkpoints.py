@@ -18,7 +18,9 @@ _COLUMNS: Final = (
 _MANIFEST: Final = "numerics_id, grid_position, chain_hash, manifest, create_us"
 
 
-def put(tx: Tx, row: CheckpointRow, manifest: bytes, epoch: int, request: RequestKey | None) -> CheckpointRow:
+def put(
+    tx: Tx, row: CheckpointRow, manifest: bytes, epoch: int, request: RequestKey | None, replace: bool
+) -> CheckpointRow:
     """Catalog.put_checkpoint."""
     answer = requests.find(tx, request, "put_checkpoint")
     if answer is not None:
@@ -32,7 +34,7 @@ def put(tx: Tx, row: CheckpointRow, manifest: bytes, epoch: int, request: Reques
     if tx.one("SELECT 1 FROM checkpoints WHERE workflow = ? AND session = ? AND checkpoint = ?", *_key(row)):
         raise AlreadyExistsError(f"{name}/checkpoints/{row.checkpoint}")
     tx.run(
-        f"INSERT OR IGNORE INTO manifests ({_MANIFEST}) VALUES (?, ?, ?, ?, ?)",
+        f"INSERT OR {'REPLACE' if replace else 'IGNORE'} INTO manifests ({_MANIFEST}) VALUES (?, ?, ?, ?, ?)",
         row.numerics_id,
         row.grid_position,
         row.chain_hash,

@@ -83,6 +83,15 @@ async def test_the_same_state_again_keeps_the_stored_manifest(catalog: Catalog) 
     assert len(await catalog.list_manifests()) == 2
 
 
+async def test_a_stored_manifest_is_replaced_only_when_that_is_asked_for(catalog: Catalog) -> None:
+    await filled(catalog)
+    await catalog.put_checkpoint(row("c1", 40), b"damaged", 1)
+    await catalog.put_checkpoint(row("c2", 40), b"whole", 1, replace_manifest=True)
+    for checkpoint in ("c1", "c2"):
+        assert (await catalog.get_checkpoint(name("s"), checkpoint))[1] == b"whole"
+    assert len(await catalog.list_manifests()) == 1
+
+
 async def test_manifests_are_found_by_prefix_whoever_wrote_them(catalog: Catalog) -> None:
     await filled(catalog, "s")
     await filled(catalog, "t")

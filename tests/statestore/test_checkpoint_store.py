@@ -187,6 +187,19 @@ async def test_a_damaged_blob_is_never_loaded_and_the_next_save_heals_it(store: 
     assert await store.findings() == []
 
 
+async def test_a_damaged_manifest_is_healed_by_the_next_save_and_a_whole_one_kept(store: Store) -> None:
+    saved = await store.save()
+    tables = store.catalog._tables
+    ((key, row),) = tables.manifests.items()
+    tables.manifests[key] = replace(row, manifest=saved.manifest[:-1] + b"\0")
+    assert [finding.kind for finding in await store.findings()][:1] == ["BAD_MANIFEST"]
+    await store.save("c2")
+    assert (await store.catalog.get_checkpoint(name("s"), "c1"))[1] == saved.manifest
+    assert await store.findings() == []
+    await store.save("c3", numerics_ids=["n", "another"])
+    assert (await store.catalog.get_checkpoint(name("s"), "c3"))[1] == saved.manifest
+
+
 async def test_a_missing_blob_is_named_and_the_next_save_brings_it_back(store: Store) -> None:
     saved = await store.save()
     await store.port.delete(saved.parts[2].digest)
