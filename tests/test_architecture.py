@@ -86,6 +86,7 @@ _OWN_PATHS = re.compile(r"(?<![\w.<{$*])/(?:work|root|home/\w+|Users/\w+|mnt/\w+
 _PACKAGE_HOSTS = re.compile(
     r"py" r"pi\.org|python" r"hosted\.org|download\.py" r"torch\.org|anac" r"onda\.", re.IGNORECASE
 )
+_PRIVATE_ADDRESSES = re.compile(r"(?<![\d.])(?:10|192\.168|172\.(?:1[6-9]|2\d|3[01]))(?:\.\d{1,3}){2,3}(?![\d.])")
 _TEXT_FILES = {".py", ".pyi", ".md", ".toml", ".yaml", ".yml", ".txt", ".proto", ".json", ".svg", ".cpu", ".cuda", ""}
 _ROW = re.compile(r"^\|(?P<promise>[^|]+)\|\s*tested\s*\|(?P<tests>[^|]+)\|", re.MULTILINE)
 _TEST_REF = re.compile(r"`(?P<path>tests/[\w/.-]+)(?:::(?P<name>\w+))?`")
@@ -144,7 +145,7 @@ def test_no_text_names_a_machine_path_or_a_package_host() -> None:
     problems = []
     for path in tracked_text():
         text = path.read_text(encoding="utf-8", errors="replace")
-        for pattern in (_OWN_PATHS, _PACKAGE_HOSTS):
+        for pattern in (_OWN_PATHS, _PACKAGE_HOSTS, _PRIVATE_ADDRESSES):
             if match := pattern.search(text):
                 line = text.count("\n", 0, match.start()) + 1
                 problems.append(f"{path.relative_to(ROOT)}:{line}: {match.group()}")

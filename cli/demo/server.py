@@ -9,6 +9,7 @@ from asyncio.subprocess import Process
 from collections.abc import Sequence
 from pathlib import Path
 
+from forkpoint.config import ENVIRONMENT_PREFIX
 from forkpoint.errors import UnavailableError
 
 LOG_TAIL_LINES = 12
@@ -50,6 +51,11 @@ class ServerProcess:
             *self.extra,
         ]
 
+    @staticmethod
+    def environment() -> dict[str, str]:
+        """This process's environment without settings of servers: the flags alone count."""
+        return {name: value for name, value in os.environ.items() if not name.startswith(ENVIRONMENT_PREFIX)}
+
     @property
     def running(self) -> bool:
         return self._process is not None and self._process.returncode is None
@@ -70,7 +76,7 @@ class ServerProcess:
         self.ready_file.unlink(missing_ok=True)
         with self.log.open("ab") as log:
             self._process = await asyncio.create_subprocess_exec(
-                *self.command(), stdin=asyncio.subprocess.DEVNULL, stdout=log, stderr=log, env=dict(os.environ)
+                *self.command(), stdin=asyncio.subprocess.DEVNULL, stdout=log, stderr=log, env=self.environment()
             )
 
     async def wait_ready(self, timeout_s: float = 60.0) -> None:

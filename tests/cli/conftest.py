@@ -65,7 +65,9 @@ def server(store: Path) -> Iterator[ServerProcess]:
     """The shared server. Its child process outlives the event loop that started it, so it is watched by hand."""
     process = ServerProcess("cli", store, store.with_suffix(".log"))
     log = process.log.open("wb")
-    child = subprocess.Popen(process.command(), stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+    child = subprocess.Popen(
+        process.command(), stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=process.environment()
+    )
     log.close()
     try:
         asyncio.run(asyncio.wait_for(_ready(process, child), 60))
