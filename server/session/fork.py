@@ -84,7 +84,7 @@ class ForkImages:
         live.consumed = live.needed_from = image.consumed
         live.can_sample, live.chain = image.can_sample, image.chain.copy()
         live.numerics_ids, live.exact = image.numerics_ids, image.exact
-        live.known_grids, live.replay_until = set(image.known_grids), 0
+        live.known_grids = set(image.known_grids)
         live.last_grid = max(live.known_grids, default=0)
         live.restored = Restored(image.consumed, head - image.consumed, 0, "image", image.exact, 0)
         self._core.counters.fork_images_used += 1

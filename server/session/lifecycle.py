@@ -128,7 +128,7 @@ class Lifecycle:
         live.tail.cut(position)
         live.known_grids = {grid for grid in live.known_grids if grid <= position}
         live.last_grid = min(live.last_grid, position)
-        live.replay_until = min(live.replay_until, position)
+        live.consumed_once = min(live.consumed_once, position)
         live.changed.fire()
         return row
 

@@ -135,8 +135,9 @@ class LiveSession:
         self.restored: Restored | None = None
         """The last restore."""
         self.known_grids: set[int] = set()
-        self.replay_until = 0
-        """Tokens consumed before this position were consumed before: replay."""
+        self.consumed_once = row.head
+        """Tokens before this position were consumed by somebody before (as far as a new owner can know): consuming
+        them again is replay."""
         self.last_grid = 0
         """Grid position of the newest checkpoint."""
         self.gone: Exception | None = None
@@ -186,9 +187,11 @@ class LiveSession:
         """Take a newer row; head and hash stay those that the tail reaches."""
         self.row = replace(row, head=self.row.head, head_hash=self.row.head_hash)
 
-    def advance(self, token_ids: tuple[int, ...]) -> None:
-        """The engine consumed these."""
-        self.consumed += len(token_ids)
+    def advance(self, token_ids: tuple[int, ...]) -> int:
+        """The engine consumed these. Returns how many of them were replay."""
+        start, self.consumed = self.consumed, self.consumed + len(token_ids)
+        replayed = max(0, min(self.consumed, self.consumed_once) - start)
+        self.consumed_once = max(self.consumed_once, self.consumed)
         if token_ids:
             self.can_sample = True
         if self.chain is not None:
@@ -196,6 +199,7 @@ class LiveSession:
         self.needed_from = self.consumed
         self.trim()
         self.changed.fire()
+        return replayed
 
     def fail(self, error: Exception) -> None:
         """Tell the readers of now; those who come later see the next failure."""

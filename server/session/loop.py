@@ -189,9 +189,7 @@ class StepLoop:
         return Work(live.sequence, share.start, tokens, sample)
 
     def _advance(self, live: LiveSession, work: Work) -> None:
-        replayed = min(live.consumed + len(work.token_ids), live.replay_until) - live.consumed
-        self._core.counters.replayed_tokens += max(0, replayed)
-        live.advance(work.token_ids)
+        self._core.counters.replayed_tokens += live.advance(work.token_ids)
         live.failures = 0
         live.last_used = self._core.ticket()
         if live.consumed == live.head and live.generation is None:

@@ -1,7 +1,8 @@
 """Restore: the newest usable checkpoint, then the log's tail. Resume, recovery, forks from the past: all are this."""
 
 import logging
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Final
 
@@ -122,9 +123,10 @@ class Restorer:
         began = self._core.clock.monotonic()
         size = 0
         try:
-            async for spec, data in self._parts(usable, expected):
-                await call(port.load_part, sequence, spec, data)
-                size += len(data)
+            async with aclosing(self._parts(usable, expected)) as parts:
+                async for spec, data in parts:
+                    await call(port.load_part, sequence, spec, data)
+                    size += len(data)
             await call(port.end_restore, sequence)
         except BaseException:
             await call(port.free, sequence)
@@ -132,7 +134,7 @@ class Restorer:
         self._core.counters.note_load(size, self._core.clock.monotonic() - began)
         return sequence, size
 
-    def _parts(self, usable: Usable, expected: tuple[PartSpec, ...]) -> AsyncIterator[tuple[PartSpec, bytes]]:
+    def _parts(self, usable: Usable, expected: tuple[PartSpec, ...]) -> AsyncGenerator[tuple[PartSpec, bytes], None]:
         return self._core.checkpoints.load(usable.row.manifest, expected, self._identity)
 
     def _attach(
@@ -152,7 +154,6 @@ class Restorer:
         live.consumed = live.needed_from = position
         live.chain = HashChain(position, points[position // TILE_TOKENS][1])
         live.can_sample = False
-        live.replay_until = len(tokens.token_ids)
         live.known_grids = known
         live.last_grid = position
 

@@ -67,7 +67,7 @@ class Settler:
         await self._core.discard(live)
         live.row = row
         live.tail = LogTail(row.head)
-        live.known_grids, live.last_grid, live.replay_until = set(), 0, 0
+        live.known_grids, live.last_grid, live.consumed_once = set(), 0, row.head
 
     async def _publish(self, live: LiveSession, commit: StepCommit, outcome: StepOutcome) -> None:
         generation = live.generation

@@ -18,6 +18,7 @@ from forkpoint.errors import (
 )
 from forkpoint.ids import SessionName
 from forkpoint.server.engine.batch import Sample
+from forkpoint.server.session import inputs
 from forkpoint.server.session.api import AppendCall, GenerateCall, Input
 from forkpoint.statestore.records import Durability
 from tests.support.hash_engine import VOCAB_SIZE, continuation
@@ -38,31 +39,32 @@ async def test_an_append_says_where_its_tokens_lie(node: Running) -> None:
     assert (row.head, row.head_hash) == (11, second.outcome.head_hash)
 
 
-@pytest.mark.parametrize(
-    ("given", "error"),
-    [
-        (Input(), InvalidFieldError),
+async def test_bad_input_changes_nothing(node: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inputs, "INPUT_TOKENS_MAX", 8)
+    name = await node.session("s")
+    bad: list[tuple[Input, type[ForkpointError]]] = [
         (Input(token_ids=(1,), text=b"x"), InvalidFieldError),
         (Input(text=b"ok\xff"), NotUtf8Error),
         (Input(messages=(("user", b"\xc3"),)), NotUtf8Error),
         (Input(token_ids=(0, VOCAB_SIZE)), TokenOutOfRangeError),
         (Input(token_ids=(-1,)), TokenOutOfRangeError),
-    ],
-)
-async def test_bad_input_changes_nothing(node: Running, given: Input, error: type[ForkpointError]) -> None:
-    name = await node.session("s")
-    with pytest.raises(error):
-        await node.node.append(AppendCall(name, given, request=key("a")))
-    if given != Input():
+        (Input(text=b"123456789"), InvalidFieldError),
+    ]
+    for given, error in bad:
+        with pytest.raises(error):
+            await node.node.append(AppendCall(name, given, request=key("a")))
         with pytest.raises(error):
             await node.generate(GenerateCall(name, key("g"), given))
+    with pytest.raises(InvalidFieldError):
+        await node.node.append(AppendCall(name, Input(), request=key("a")))
     view = await node.node.get_session(name)
     assert (view.row.head, view.state) == (0, "ACTIVE")
+    await node.node.append(AppendCall(name, Input(text=b"12345678"), request=key("a")))
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
+async def test_bad_parameters_change_nothing(node: Running) -> None:
+    name = await node.session("s")
+    bad: list[dict[str, object]] = [
         {"max_tokens": -1},
         {"temperature": -0.1},
         {"temperature": float("nan")},
@@ -75,13 +77,10 @@ async def test_bad_input_changes_nothing(node: Running, given: Input, error: typ
         {"stop_text": (b"x" * 257,)},
         {"stop_text": (b"x",) * 17},
         {"stop_ids": (VOCAB_SIZE,)},
-    ],
-    ids=str,
-)
-async def test_bad_parameters_change_nothing(node: Running, change: dict[str, object]) -> None:
-    name = await node.session("s")
-    with pytest.raises((InvalidFieldError, TokenOutOfRangeError)):
-        await node.generate(GenerateCall(name, key("g"), Input(token_ids=(1, 2)), **change))  # type: ignore[arg-type]
+    ]
+    for change in bad:
+        with pytest.raises((InvalidFieldError, TokenOutOfRangeError)):
+            await node.generate(GenerateCall(name, key("g"), Input(token_ids=(1, 2)), **change))  # type: ignore[arg-type]
     assert (await node.node.get_session(name)).row.head == 0
 
 
@@ -182,6 +181,7 @@ async def test_append_prefills_in_the_background(node: Running) -> None:
     await node.append(name, PROMPT * 5)
     await until(lambda: node.engine.sequences != {})
     await node.idle(name)
+    assert node.node.counters.replayed_tokens == 0
     assert node.engine.steps and all(work.sample is None for step in node.engine.steps for work in step)
 
 
