@@ -11,6 +11,7 @@ from forkpoint.server.rpc import requests, responses
 from forkpoint.server.rpc.errors import MethodNotImplementedError
 from forkpoint.server.rpc.identity import request_key
 from forkpoint.server.rpc.paging import cut_page, page_size, page_start
+from forkpoint.server.rpc.stream import closed_after
 from forkpoint.server.session.api import SessionNode
 
 
@@ -60,11 +61,12 @@ class Checkpoints(CheckpointServiceServicer):
     ) -> AsyncIterator[pb.VerifyProgress]:
         name, checkpoint = parse_checkpoint(request.name)
         checked = damaged = size = 0
-        async for verified in self._node.verify_checkpoint(name, checkpoint):
-            checked += 1
-            damaged += bool(verified.problem)
-            size += verified.part.bytes
-            part = pb.VerifiedPart(part=responses.checkpoint_part(verified.part), problem=verified.problem)
-            yield pb.VerifyProgress(part=part)
+        async with closed_after(self._node.verify_checkpoint(name, checkpoint)) as parts:
+            async for verified in parts:
+                checked += 1
+                damaged += bool(verified.problem)
+                size += verified.part.bytes
+                part = pb.VerifiedPart(part=responses.checkpoint_part(verified.part), problem=verified.problem)
+                yield pb.VerifyProgress(part=part)
         result = pb.VerifyResult(parts_checked=checked, parts_damaged=damaged, bytes_checked=size)
         yield pb.VerifyProgress(result=result)

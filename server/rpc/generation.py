@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator
 
 from forkpoint.proto.forkpoint.v1.session_service_pb2 import GenerateResponse, Heartbeat
 from forkpoint.server.rpc import responses
-from forkpoint.server.rpc.stream import Source
+from forkpoint.server.rpc.stream import Source, closed_after
 from forkpoint.server.session.api import Chunk, Finished, GenerateCall, GenerateEvent, SessionNode, Started
 
 
@@ -27,14 +27,9 @@ class GenerationSource(Source[GenerateResponse], AsyncIterator[GenerateResponse]
         return await anext(self.messages)
 
     async def _messages(self, node: SessionNode, call: GenerateCall) -> AsyncIterator[GenerateResponse]:
-        events = node.generate(call)
-        try:
+        async with closed_after(node.generate(call)) as events:
             async for event in events:
                 yield self._message(event)
-        finally:
-            close = getattr(events, "aclose", None)
-            if close is not None:
-                await close()
 
     def _message(self, event: GenerateEvent) -> GenerateResponse:
         match event:

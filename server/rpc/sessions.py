@@ -17,6 +17,7 @@ from forkpoint.server.rpc.generation import GenerationSource
 from forkpoint.server.rpc.identity import request_key
 from forkpoint.server.rpc.paging import cut_page, page_size, page_start
 from forkpoint.server.rpc.served import Served
+from forkpoint.server.rpc.stream import closed_after
 from forkpoint.server.rpc.transfer import export_chunks, import_stream
 from forkpoint.server.rpc.updates import session_update
 from forkpoint.server.rpc.upload import assemble
@@ -105,8 +106,9 @@ class Sessions(SessionServiceServicer):
         end = requests.position(request.end, "end") if request.HasField("end") else None
         if end is not None and end < start:
             raise InvalidFieldError("end", f"{end} lies before start {start}")
-        async for chunk in self._node.read_tokens(name, start, end, request.follow):
-            yield responses.chunk(chunk)
+        async with closed_after(self._node.read_tokens(name, start, end, request.follow)) as chunks:
+            async for chunk in chunks:
+                yield responses.chunk(chunk)
 
     async def Fork(self, request: pb.ForkRequest, context: Any) -> pb.ForkResponse:
         views, position = await self._node.fork(requests.fork_call(request, self._clock))

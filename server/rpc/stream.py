@@ -6,13 +6,15 @@ asks for itself, every second, and its heartbeats make a dead transport fail.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Any, Generic, Protocol, TypeVar
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from contextlib import asynccontextmanager
+from typing import Any, Generic, Protocol, Self, TypeVar
 
 from forkpoint.errors import NodeDrainingError
 from forkpoint.limits import HEARTBEAT_SECONDS
 
 T = TypeVar("T")
+U = TypeVar("U")
 LOOK_SECONDS = 1.0
 """How often a relay looks whether its client is still there."""
 
@@ -62,6 +64,17 @@ class Source(Generic[T]):
         return None
 
 
+@asynccontextmanager
+async def closed_after(messages: AsyncIterator[T]) -> AsyncIterator[AsyncIterator[T]]:
+    """Close an iterator, if it can be closed, at the block's end: what it holds is free then, not some time later."""
+    try:
+        yield messages
+    finally:
+        close = getattr(messages, "aclose", None)
+        if close is not None:
+            await close()
+
+
 async def _next(messages: AsyncIterator[T]) -> T:
     return await anext(messages)
 
@@ -77,13 +90,13 @@ async def relay(
     NodeDrainingError, with the source's cursor, when the node drains. The source is closed in every case."""
     loop = asyncio.get_running_loop()
     idle_since = loop.time()
-    draining = loop.create_task(drain.wait())  # owner: this function, which cancels it below
-    pending: asyncio.Task[T] | None = None
-    try:
+    look = min(LOOK_SECONDS, heartbeat_seconds)
+    async with closed_after(source.messages) as messages, _Tasks() as tasks:
+        draining = tasks.start(drain.wait())
+        pending: asyncio.Task[T] | None = None
         while True:
             if pending is None:
-                pending = loop.create_task(_next(source.messages))  # owner: this function, as above
-            look = min(LOOK_SECONDS, heartbeat_seconds)
+                pending = tasks.start(_next(messages))
             await asyncio.wait((pending, draining), timeout=look, return_when=asyncio.FIRST_COMPLETED)
             if pending.done():
                 finished, pending = pending, None
@@ -104,16 +117,34 @@ async def relay(
                 if beat is not None:
                     await write(beat)
                 idle_since = loop.time()
-    finally:
-        await _end(pending, draining)
-        close = getattr(source.messages, "aclose", None)
-        if close is not None:
-            await close()
 
 
-async def _end(*tasks: "asyncio.Task[Any] | None") -> None:
-    """Cancel tasks and wait until they are over, so that none is left in the source when it is closed."""
-    left = [task for task in tasks if task is not None]
-    for task in left:
-        task.cancel()
-    await asyncio.gather(*left, return_exceptions=True)
+class _Tasks:
+    """Tasks of one relay: those that still run at the block's end are cancelled and waited for.
+
+    Not a TaskGroup, whose errors come wrapped: a relay raises what its source raised.
+    """
+
+    def __init__(self) -> None:
+        self._running: set[asyncio.Task[Any]] = set()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        left = list(self._running)
+        for task in left:
+            task.cancel()
+        await asyncio.gather(*left, return_exceptions=True)
+
+    def start(self, work: Coroutine[Any, Any, U]) -> asyncio.Task[U]:
+        """Run `work` until the block ends."""
+        task = asyncio.get_running_loop().create_task(work)  # owner: this block
+        self._running.add(task)
+        task.add_done_callback(self._over)
+        return task
+
+    def _over(self, task: asyncio.Task[Any]) -> None:
+        self._running.discard(task)
+        if not task.cancelled():
+            task.exception()  # seen: a relay that is cancelled in this very moment does not look at it again

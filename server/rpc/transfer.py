@@ -11,6 +11,7 @@ from forkpoint.proto.forkpoint.v1 import common_pb2, export_pb2
 from forkpoint.server.rpc import requests, responses
 from forkpoint.server.rpc.identity import request_key
 from forkpoint.server.rpc.served import Served
+from forkpoint.server.rpc.stream import closed_after
 from forkpoint.server.session.api import ExportedSession, SessionNode, SessionView
 from forkpoint.statestore.records import (
     CheckpointPolicy,
@@ -39,12 +40,13 @@ async def export_chunks(node: SessionNode, name: SessionName) -> AsyncIterator[e
     for generation in exported.generations:
         yield export_pb2.ExportChunk(generation=_generation(generation))
     position = 0
-    async for piece in node.export_log(name):
-        for chunk in _slices(piece, row.head):
-            position = chunk.start + len(chunk.token_ids)
-            yield export_pb2.ExportChunk(slice=chunk)
-        if position >= row.head:
-            break
+    async with closed_after(node.export_log(name)) as pieces:
+        async for piece in pieces:
+            for chunk in _slices(piece, row.head):
+                position = chunk.start + len(chunk.token_ids)
+                yield export_pb2.ExportChunk(slice=chunk)
+            if position >= row.head:
+                break
     yield export_pb2.ExportChunk(trailer=export_pb2.ExportTrailer(head=row.head, head_hash=row.head_hash))
 
 
