@@ -160,7 +160,6 @@ class Lifecycle:
         async with self._claims.seized(live, "delete", FinishReason.CANCELLED):
             live.held = True
             try:
-                await self._claims.settled(live)
                 row = await self._delete_row(live.name, request)
             finally:
                 live.held = False

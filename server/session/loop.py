@@ -87,7 +87,8 @@ class StepLoop:
         for group in self._groups(candidates):
             plan = await self._schedule(group)
             if plan.shares:
-                await self._commit(plan, await self._run(plan.shares))
+                lives = [self._core.lives[share.key] for share in plan.shares]
+                await self._commit(lives, await self._run(lives, plan.shares))
             await self._make_room(plan)
             acted = acted or bool(plan.shares or plan.park)
         return acted
@@ -152,19 +153,21 @@ class StepLoop:
         groups = [[c] for c in candidates if self._core.lives[c.key].failures > 0]
         return [well, *groups] if well else groups
 
+    def _still_holds(self, candidate: Candidate[SessionName]) -> bool:
+        """An earlier group's step may have parked it; the node may have lost it and even have it anew."""
+        live = self._core.lives.get(candidate.key)
+        return live is not None and live.place is Place.RESIDENT and live.consumed == candidate.consumed
+
     async def _schedule(self, candidates: Sequence[Candidate[SessionName]]) -> StepPlan[SessionName]:
-        # An earlier group's step may have parked it or found that another node has it.
-        lives = self._core.lives
-        candidates = [c for c in candidates if c.key in lives and lives[c.key].place is Place.RESIDENT]
         capacity = await self._core.engine.capacity()
+        candidates = [c for c in candidates if self._still_holds(c)]
         limits = StepLimits(capacity.pages_free, self._core.options.prefill_chunk_tokens)
         plan = plan_step(candidates, limits, self._history, self._residents.idle())
         self._history = plan.history
         return plan
 
-    async def _run(self, shares: Sequence[Share[SessionName]]) -> list[Sampled | None]:
+    async def _run(self, lives: Sequence[LiveSession], shares: Sequence[Share[SessionName]]) -> list[Sampled | None]:
         """One batch in the engine thread; what it consumed is noted, what it sampled is not yet anybody's."""
-        lives = [self._core.lives[share.key] for share in shares]
         works = [self._work(live, share) for live, share in zip(lives, shares, strict=True)]
         began = self._core.clock.monotonic()
         engine = self._core.engine
@@ -195,14 +198,17 @@ class StepLoop:
         if live.consumed == live.head and live.generation is None:
             live.wants_prefill = False
 
-    async def _commit(self, plan: StepPlan[SessionName], sampled: Sequence[Sampled | None]) -> None:
-        """Log what was sampled; then take the captures that are due."""
+    async def _commit(self, lives: Sequence[LiveSession], sampled: Sequence[Sampled | None]) -> None:
+        """Log what was sampled; then take the captures that are due.
+
+        A session that the node lost during the step drops its token, also when the node has it again already: the log
+        may have grown meanwhile.
+        """
         limit = self._core.engine.facts.context_limit
         commits: list[tuple[LiveSession, StepCommit]] = []
         stepped: list[LiveSession] = []
-        for share, token in zip(plan.shares, sampled, strict=True):
-            live = self._core.lives.get(share.key)
-            if live is None:
+        for live, token in zip(lives, sampled, strict=True):
+            if self._core.lives.get(live.name) is not live:
                 continue
             stepped.append(live)
             generation = live.generation

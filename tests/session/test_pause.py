@@ -10,7 +10,7 @@ from forkpoint.server.engine.batch import Sample
 from forkpoint.server.session.api import GenerateCall
 from forkpoint.statestore.records import CheckpointPolicy, FinishReason
 from tests.support.hash_engine import continuation
-from tests.support.session_site import Running, Site, key, until
+from tests.support.session_site import Running, Site, background, key, until
 
 PROMPT = list(b"hold this thought for a while, please")
 GREEDY = Sample(0.0, 0, 1.0, 0.0, 7)
@@ -130,6 +130,39 @@ async def test_pause_resume_and_delete_at_the_same_time_end_in_one_of_their_orde
             if (await node.node.get_session(name)).state != "DELETED":
                 await node.node.delete_session(name, None)
     await until(lambda: node.engine.sequences == {})
+
+
+async def test_cancel_and_delete_do_not_wait_for_a_restore(memory: Running) -> None:
+    node, blobs = memory, memory.site.blobs
+    gate, get = asyncio.Event(), blobs.get
+
+    async def slow(digest: str) -> bytes:
+        await gate.wait()
+        return await get(digest)
+
+    names = [await node.session(f"s{number}") for number in range(2)]
+    for name in names:
+        await node.append(name, [*PROMPT, *name.session.encode()])
+        await node.idle(name)
+        await node.node.pause(name, None)
+    blobs.get = slow  # type: ignore[method-assign]
+    resumes = [background(node.node.resume(name, None)) for name in names]
+    await until(lambda: len(node.engine.sequences) == 2)
+    assert (await node.node.get_session(names[0])).state == "RESTORING"
+    read, task = node.reading(GenerateCall(names[0], key("g"), max_tokens=9))
+    await until(lambda: read.started is not None)
+    async with asyncio.timeout(5):
+        await node.node.cancel_generation(names[0])
+        await task
+        await node.node.delete_session(names[1], None)
+    assert (read.reason, read.tokens) == (FinishReason.CANCELLED, [])
+    gate.set()
+    assert (await resumes[0]).restored_tokens == 32
+    with pytest.raises(NotFoundError):
+        await resumes[1]
+    await until(lambda: len(node.engine.sequences) == 1)
+    again = await node.generate(GenerateCall(names[0], key("h"), max_tokens=9))
+    assert again.tokens == continuation([*PROMPT, *b"s0"], 9, GREEDY)[0]
 
 
 async def test_deleting_frees_everything(node: Running) -> None:

@@ -9,9 +9,10 @@ import pytest
 from forkpoint.errors import NodeDrainingError, SessionRelocatingError, UnavailableError
 from forkpoint.server.engine.batch import Sample
 from forkpoint.server.session.api import AppendCall, GenerateCall, Input
+from forkpoint.statestore.base import StepCommit
 from forkpoint.statestore.records import SessionState
 from tests.support.hash_engine import HashEngine, continuation
-from tests.support.session_site import FAST, Site, key, until
+from tests.support.session_site import FAST, Running, Site, key, until
 
 PROMPT = list(b"what was said is said, whoever says it")
 GREEDY = Sample(0.0, 0, 1.0, 0.0, 7)
@@ -201,6 +202,42 @@ async def test_an_owner_that_lost_its_session_commits_nothing_more(site: Site) -
     # The thief is no node: its session is free to take, and the stream goes on.
     rest = await first.generate(GenerateCall(name, key("g"), max_tokens=120, resume_position=read.position))
     assert read.tokens + rest.tokens == continuation(PROMPT, 120, GREEDY)[0]
+
+
+async def test_a_token_sampled_before_the_session_was_lost_is_not_written_when_it_is_back(memory: Running) -> None:
+    """A step runs while another owner writes three tokens and lets go, and this node takes the session back."""
+    node, blobs = memory, memory.site.blobs
+    name = await node.session("s")
+    await node.append(name, PROMPT)
+    expected = continuation(PROMPT, 40, GREEDY)[0]
+    read, task = node.reading(GenerateCall(name, key("g"), max_tokens=40))
+    await until(lambda: len(read.tokens) > 5)
+    node.engine.step_pause = 0.1
+    put = blobs.put
+    stolen: list[str] = []
+
+    async def steal(digest: str, frame: bytes) -> bool:
+        if not stolen:
+            stolen.append(digest)
+            row = await node.catalog.get_session(name)
+            generation = await node.catalog.open_generation(name)
+            assert generation is not None
+            await node.catalog.acquire(name, "thief", row.epoch)
+            at = row.head - len(PROMPT)
+            tokens = tuple(expected[at : at + 3])
+            await node.catalog.commit_step([StepCommit(name, row.epoch + 1, row.head, tokens, generation.generation)])
+            await node.catalog.release(name, row.epoch + 1, SessionState.ACTIVE)
+        return await put(digest, frame)
+
+    blobs.put = steal  # type: ignore[method-assign]
+    await node.node.create_checkpoint(name, "c", None)
+    node.engine.step_pause = 0.0
+    with pytest.raises(SessionRelocatingError):
+        await task
+    rest = await node.generate(GenerateCall(name, key("g"), max_tokens=40, resume_position=read.position))
+    assert read.tokens + rest.tokens == expected
+    assert await node.log(name) == PROMPT + expected
+    assert node.node.counters.stale_epochs == 1
 
 
 async def test_a_stale_owner_finds_out_at_its_next_append(site: Site) -> None:
