@@ -51,7 +51,7 @@ class Residents:
         if short and await self._images.drop_one():
             self._core.wake()
         elif short:
-            await self.park(plan.park)
+            await self.park(plan.park or self._had_their_turn())
 
     async def park(self, names: Iterable[SessionName]) -> None:
         """Checkpoint these and take them off the engine. What runs goes on when there is room again."""
@@ -87,6 +87,17 @@ class Residents:
             if _needs_engine(live):
                 foreground = live.generation is not None or live.wanted > 0
                 yield Waiting(live.name, live.name.workflow, live.head, self._since(live), foreground)
+
+    def _had_their_turn(self) -> list[SessionName]:
+        """The generation that had its slot for the longest, if that was a whole slice: nobody waits for ever."""
+        slice_tokens = self._core.options.slice_tokens
+        busy = [
+            live
+            for live in self._core.lives.values()
+            if live.place is Place.RESIDENT and live.generation is not None and not live.held and live.wanted == 0
+        ]
+        oldest = min(busy, key=lambda live: live.admitted, default=None)
+        return [] if oldest is None or oldest.head - oldest.slice_start < slice_tokens else [oldest.name]
 
     def _since(self, live: LiveSession) -> int:
         if live.waiting_since == 0:
@@ -136,6 +147,7 @@ class Residents:
             await self._core.free_sequence(live)
             return
         live.place = Place.RESIDENT
+        live.slice_start = live.head
         live.waiting_since = 0
         live.admitted = live.last_used = self._core.ticket()
 

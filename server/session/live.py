@@ -125,6 +125,8 @@ class LiveSession:
         self.will_sample = True
         self.waiting_since = 0
         self.admitted = 0
+        self.slice_start = 0
+        """Head when it was admitted."""
         self.last_used = 0
         self.held = False
         """No step may run it: a tick's operation or a pause works on it."""

@@ -29,6 +29,9 @@ class NodeOptions:
     replay_limit_tokens: int = 4096
     """Rather replay up to this many tokens than restore a state that other numerics computed: about two seconds of
     prefill of the tiny model on two cores."""
+    slice_tokens: int = 512
+    """A generation that had a slot for this many tokens gives it to one that waits: a restore costs about as much as
+    decoding ten tokens."""
     end_ids: tuple[int, ...] = ()
     """Stop ids of every generation, beside the call's."""
     lease_renew_seconds: float = LEASE_RENEW_SECONDS

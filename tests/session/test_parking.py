@@ -1,6 +1,7 @@
 """More sessions than slots, and too few pages."""
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
@@ -9,7 +10,7 @@ from forkpoint.server.engine.batch import Sample
 from forkpoint.server.session.api import GenerateCall
 from forkpoint.statestore.records import CheckpointPolicy
 from tests.support.hash_engine import HashEngine, continuation
-from tests.support.session_site import Running, Site, key, until
+from tests.support.session_site import FAST, Running, Site, key, until
 
 PROMPT = list(b"there are more of us than there are chairs")
 GREEDY = Sample(0.0, 0, 1.0, 0.0, 7)
@@ -50,6 +51,21 @@ async def test_an_idle_session_makes_room_and_comes_back(site: Site) -> None:
     more = await node.generate(GenerateCall(one, key("h"), max_tokens=5))
     assert more.tokens == read.tokens
     assert node.node.counters.parked == 2
+
+
+async def test_long_generations_take_turns_on_one_slot(site: Site) -> None:
+    node = await site.node(HashEngine(slots=1), options=replace(FAST, slice_tokens=40))
+    await node.workflow()
+    names = [await node.session(f"s{number}") for number in range(3)]
+    readers = []
+    for number, name in enumerate(names):
+        await node.append(name, [*PROMPT, number])
+        readers.append(node.reading(GenerateCall(name, key(f"g{number}"), max_tokens=200)))
+    await until(lambda: all(len(read.tokens) >= 40 for read, _ in readers))
+    assert all(read.finished is None for read, _ in readers), "nobody had to wait for another's end"
+    await asyncio.gather(*(task for _, task in readers))
+    for number, (read, _) in enumerate(readers):
+        assert read.tokens == continuation([*PROMPT, number], 200, GREEDY)[0]
 
 
 async def test_short_pages_park_the_youngest_and_all_get_done(site: Site) -> None:
