@@ -2,7 +2,10 @@
 
 import argparse
 import asyncio
+import contextlib
+import signal
 import sys
+from collections.abc import AsyncIterator, Iterator
 
 from forkpoint.cli.generate import stream_text
 from forkpoint.cli.names import short
@@ -16,7 +19,10 @@ from forkpoint.client.errors import RemoteError
 from forkpoint.client.session import Session
 
 PROMPT = "> "
-HELP = "Empty line or Ctrl-D: leave (the session stays). /tokens: how many there are. /rewind: take back the last turn."
+HELP = (
+    "Empty line or Ctrl-D: leave (the session stays). Ctrl-C: end the model's turn. "
+    "/tokens: how many there are. /rewind: take back the last turn."
+)
 
 
 def add_parser(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -34,7 +40,7 @@ async def _chat(client: Client, arguments: argparse.Namespace) -> int:
     if terminal:
         print(f"{short(session.name)}. {HELP}", file=sys.stderr)
     turns: list[int] = []
-    while (line := await asyncio.to_thread(_read_line, terminal)) is not None:
+    async for line in _terminal_lines() if terminal else _piped_lines():
         try:
             await _turn(session, line, turns, arguments)
         except RemoteError as error:
@@ -44,37 +50,67 @@ async def _chat(client: Client, arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _read_line(terminal: bool) -> str | None:
-    """The next turn's text; None at the end."""
-    if terminal:
-        print(PROMPT, end="", file=sys.stderr, flush=True)
-    line = sys.stdin.readline()
-    if line == "" or (terminal and not line.strip()):
-        return None
-    return line.rstrip("\r\n")
+async def _terminal_lines() -> AsyncIterator[str]:
+    """Lines as they are typed, until an empty one or Ctrl-D. Waiting does not block, so that Ctrl-C ends it."""
+    loop, reader = asyncio.get_running_loop(), asyncio.StreamReader()
+    transport, _ = await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
+    try:
+        while True:
+            print(PROMPT, end="", file=sys.stderr, flush=True)
+            line = (await reader.readline()).decode(errors="replace").rstrip("\r\n")
+            if not line.strip():
+                return
+            yield line
+    finally:
+        transport.close()
+
+
+async def _piped_lines() -> AsyncIterator[str]:
+    """Lines of a pipe or file, empty ones too."""
+    for line in sys.stdin:
+        yield line.rstrip("\r\n")
 
 
 async def _turn(session: Session, line: str, turns: list[int], arguments: argparse.Namespace) -> None:
     if line == "/tokens":
-        print(f"{(await session.get()).head:,} tokens")
+        print(f"{(await session.get()).head:,} tokens", flush=True)
     elif line == "/rewind":
         if turns:
             position = turns[-1]
             await session.rewind(position)
             turns.pop()
-            print(f"back at {position:,} tokens")
+            print(f"back at {position:,} tokens", flush=True)
         else:
-            print("no turn of this chat is left to take back")
+            print("no turn of this chat is left to take back", flush=True)
     else:
-        position = (await session.get()).head
+        turns.append((await session.get()).head)
         generation = session.generate(
             messages=[("user", line)], add_generation_prompt=True, **sampling_arguments(arguments)
         )
-        await stream_text(generation)
-        turns.append(position)
+        with _interruptible(session):
+            await stream_text(generation)
         print(flush=True)
         if generation.finished is not None and enum_name(generation.finished, "reason") != "STOP":
             await _close_turn(session, enum_name(generation.finished, "reason"))
+
+
+@contextlib.contextmanager
+def _interruptible(session: Session) -> Iterator[None]:
+    """Ctrl-C ends the model's turn, not the chat."""
+    loop = asyncio.get_running_loop()
+    cancels = set[asyncio.Task[object]]()
+
+    def cancel() -> None:
+        # owner: this set keeps the task until the stream has ended, which is what it brings about
+        cancels.add(loop.create_task(session.cancel_generation()))
+
+    before = signal.getsignal(signal.SIGINT)
+    loop.add_signal_handler(signal.SIGINT, cancel)
+    try:
+        yield
+    finally:
+        loop.remove_signal_handler(signal.SIGINT)
+        signal.signal(signal.SIGINT, before)
 
 
 async def _close_turn(session: Session, reason: str) -> None:

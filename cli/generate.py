@@ -1,6 +1,7 @@
 """`forkpoint generate`: append something, perhaps, and stream what the model says."""
 
 import argparse
+import math
 import sys
 from pathlib import Path
 
@@ -64,7 +65,7 @@ async def _stream_json(generation: Generation) -> None:
             "text": chunk.text_utf8.decode(errors="replace"),
         }
         if chunk.logprobs:
-            line["logprobs"] = list(chunk.logprobs)
+            line["logprobs"] = [None if math.isnan(value) else value for value in chunk.logprobs]
         print_json_line(line)
     finished = generation.finished
     if finished is not None:
