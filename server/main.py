@@ -14,7 +14,12 @@ from typing import Any, Final
 
 from forkpoint.config import ServerConfig
 from forkpoint.limits import SHUTDOWN_SECONDS
-from forkpoint.server.app import Parts, serving
+
+# Before torch is imported, which reads it once. OpenMP's idle threads spin by default and starve the event loop and the
+# engine of another server on the same cores.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+from forkpoint.server.app import Parts, serving  # noqa: E402 - see above
 
 LOG: Final = logging.getLogger("forkpoint.server")
 WATCHDOG_SECONDS: Final = SHUTDOWN_SECONDS - 0.5
