@@ -38,7 +38,7 @@ def _product(a: Tensor, b: Tensor) -> Tensor:
         return torch.bmm(a, b)
     out = a.new_empty((a.shape[0], a.shape[1], b.shape[2]))
     for item in range(a.shape[0]):
-        torch.mm(a[item], b[item], out=out[item])
+        torch.bmm(a[item : item + 1], b[item : item + 1], out=out[item : item + 1])
     return out
 
 
