@@ -140,26 +140,25 @@ class Report:
 
 def _steps_table(steps: Sequence[Step], generated: int) -> Table:
     table = Table(title="What was done", title_justify="left")
-    table.add_column("side")
     table.add_column("step")
     for name in ("seconds", "generated", "restored", "replayed", "stored", "shared"):
         table.add_column(name, justify="right")
-    side = steps[0].side if steps else ""
+    side = ""
     for step in steps:
         if step.side != side:
-            table.add_section()
             side = step.side
+            table.add_section()
+            table.add_row(Text(f"the {side} side", style="bold"))
         counts = (step.generated, step.restored, step.replayed)
         sizes = (step.stored, step.shared)
         table.add_row(
-            Text(step.side),
             Text(step.what),
             f"{step.seconds:.2f}",
             *("" if count is None else f"{count:,}" for count in counts),
             *("" if size is None else bytes_text(size) for size in sizes),
         )
     table.add_section()
-    table.add_row("", "all", f"{sum(step.seconds for step in steps):.2f}", f"{generated:,}", "", "", "", "")
+    table.add_row("all", f"{sum(step.seconds for step in steps):.2f}", f"{generated:,}", "", "", "", "")
     return table
 
 

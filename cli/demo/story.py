@@ -118,13 +118,13 @@ class Story:
         await self.reader.append(text=self.document)
         self._done(f"append a document of {DOCUMENT_BYTES:,} bytes, with {MEMOS} facts in it")
         count = await self._ask(self.reader, 0)
-        self._done("ask for a fact (and read the document first)", generated=count)
+        self._done("read the document, recall a fact", generated=count)
 
     async def _ask_children(self) -> None:
         self.children = await self.reader.fork(len(CHILDREN), session_ids=CHILDREN)
         self._done(f"fork {len(CHILDREN)} children")
         counts = await asyncio.gather(*(self._ask(child, 1 + n) for n, child in enumerate(self.children)))
-        self._done("ask each child for another fact, at the same time", generated=sum(counts))
+        self._done("ask each child for another fact, all at once", generated=sum(counts))
 
     async def _continue_all(self) -> None:
         """All four sessions write on; the server is killed in the middle."""
@@ -148,11 +148,11 @@ class Story:
                 group.create_task(_follow(generation, enough if generation is generations[0] else None))
         generated = sum(len(generation.token_ids) for generation in generations)
         if self.interruptions is None:
-            self._done("all four write on at the same time", generated=generated)
+            self._done("all four write on", generated=generated)
             return
         broken = [generation.request.name for generation in generations if generation.reconnects]
         self._done(
-            f"all four write on; kill -9 in the middle, restart; {len(broken)} streams go on",
+            f"all four write on; kill -9, restart; {len(broken)} streams go on",
             generated=generated,
             restored=sum(remains[name].checkpoint for name in broken),
             replayed=sum(remains[name].head - remains[name].checkpoint for name in broken),
@@ -188,7 +188,7 @@ class Story:
             await self.reader.rewind(position)
             self._done("take another turn, and rewind to before it", generated=count)
         count = await self._ask(self.reader, 6)
-        self._done("take the turn again, with another question", generated=count)
+        self._done("take the turn again, otherwise", generated=count)
 
     async def _compare(self) -> dict[str, SessionResult]:
         results = dict[str, SessionResult]()
