@@ -52,6 +52,9 @@ class Residents:
             self._core.wake()
         elif short:
             await self.park(plan.park or self._had_their_turn())
+        else:
+            # Prefill in the background goes before what has been used less lately and wants nothing.
+            await self.park(plan.park)
 
     async def park(self, names: Iterable[SessionName]) -> None:
         """Checkpoint these and take them off the engine. What runs goes on when there is room again."""

@@ -53,6 +53,18 @@ async def test_an_idle_session_makes_room_and_comes_back(site: Site) -> None:
     assert node.node.counters.parked == 2
 
 
+async def test_an_append_is_prefilled_though_idle_sessions_hold_all_slots(site: Site) -> None:
+    node = await small(site, 2)
+    names = [await node.session(f"s{number}") for number in range(5)]
+    for name in names:
+        await node.append(name, PROMPT)
+        await node.idle(name)
+    assert node.node.counters.parked == 3
+    await node.append(names[0], PROMPT)
+    await node.idle(names[0])
+    assert node.node.counters.parked == 4 and node.node.counters.restored_tokens > 0
+
+
 async def test_long_generations_take_turns_on_one_slot(site: Site) -> None:
     node = await site.node(HashEngine(slots=1), options=replace(FAST, slice_tokens=40))
     await node.workflow()
