@@ -43,7 +43,12 @@ ROOMS = {
     "server/engine": room("model", "kernels", third=("torch",)),
     "server/scheduler": room("server/engine/batch"),
     "server/session": room(
-        "statestore", "server/scheduler", "server/engine/base", "server/engine/batch", third=("blake3",)
+        "statestore",
+        "server/scheduler",
+        "server/engine/base",
+        "server/engine/batch",
+        "server/engine/errors",
+        third=("blake3",),
     ),
     "server/rpc": room(
         "server/session", "statestore/records", "proto", third=("grpc", "grpc_health", "grpc_reflection", "google")

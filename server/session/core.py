@@ -55,13 +55,17 @@ class NodeCore:
 
     def back_off(self, live: LiveSession, error: Exception) -> None:
         """Note a failure of one session: its readers see it, and it rests for a while, longer each time."""
+        self.rest(live, error)
+        live.fail(error)
+
+    def rest(self, live: LiveSession, error: Exception) -> None:
+        """As back_off, without a word to the readers."""
         live.failures += 1
         delay = self.retry_delay(live.failures)
         live.retry_at = self.clock.monotonic() + delay
         self.counters.session_failures += 1
         level = logging.WARNING if isinstance(error, ForkpointError) else logging.ERROR
         log.log(level, "%s failed, next try in %.1f s: %s", live.name, delay, error, exc_info=level == logging.ERROR)
-        live.fail(error)
         self.wake_in(delay)
 
     def retry_delay(self, failures: int) -> float:

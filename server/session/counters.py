@@ -39,6 +39,7 @@ class Counters:
     commit_conflicts: int = 0
     commit_failures: int = 0
     session_failures: int = 0
+    sessions_quarantined: int = 0
     prefill_tokens_per_second: float = field(default=0.0)
     restore_bytes_per_second: float = field(default=0.0)
 

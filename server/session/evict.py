@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Iterable
 
-from forkpoint.errors import ForkpointError, NodeCapacityError, SessionRelocatingError, StaleEpochError
+from forkpoint.errors import DataLossError, ForkpointError, NodeCapacityError, SessionRelocatingError, StaleEpochError
 from forkpoint.ids import SessionName
 from forkpoint.server.engine.base import Capacity
 from forkpoint.server.scheduler.admission import NodeRoom, Waiting, plan_admission
@@ -12,6 +12,7 @@ from forkpoint.server.session.checkpoint import Checkpointer
 from forkpoint.server.session.core import NodeCore
 from forkpoint.server.session.fork import ForkImages
 from forkpoint.server.session.live import LiveSession, Place
+from forkpoint.server.session.quarantine import Quarantine
 from forkpoint.server.session.restore import Restorer
 
 log = logging.getLogger(__name__)
@@ -20,8 +21,16 @@ log = logging.getLogger(__name__)
 class Residents:
     """Runs between steps. Activations run in the background and attach what they restored when they are done."""
 
-    def __init__(self, core: NodeCore, checkpointer: Checkpointer, restorer: Restorer, images: ForkImages) -> None:
+    def __init__(
+        self,
+        core: NodeCore,
+        checkpointer: Checkpointer,
+        restorer: Restorer,
+        images: ForkImages,
+        quarantine: Quarantine,
+    ) -> None:
         self._core = core
+        self._quarantine = quarantine
         self._checkpointer = checkpointer
         self._restorer = restorer
         self._images = images
@@ -131,6 +140,10 @@ class Residents:
             await self._core.free_sequence(live)
             live.place = Place.PARKED
             self._core.wake_in(self._core.options.retry_first_seconds)
+        except DataLossError as error:
+            await self._core.free_sequence(live)
+            live.place = Place.PARKED
+            await self._quarantine.unreadable(live, error)
         except Exception as error:  # noqa: BLE001 - back_off logs it
             await self._core.free_sequence(live)
             live.place = Place.PARKED

@@ -146,6 +146,10 @@ class LiveSession:
         self.trouble: tuple[int, Exception | None] = (0, None)
         self.failures = 0
         self.retry_at = 0.0
+        self.recoveries = 0
+        """Restores in a row that did not get it beyond `failed_at`."""
+        self.failed_at = -1
+        """Tokens consumed before the step that it failed furthest on."""
         self.changed = Signal()
 
     @property
@@ -194,6 +198,8 @@ class LiveSession:
         start, self.consumed = self.consumed, self.consumed + len(token_ids)
         replayed = max(0, min(self.consumed, self.consumed_once) - start)
         self.consumed_once = max(self.consumed_once, self.consumed)
+        if self.consumed > self.failed_at:
+            self.recoveries = 0
         if token_ids:
             self.can_sample = True
         if self.chain is not None:

@@ -8,12 +8,14 @@ from typing import Any, TypeVar
 from forkpoint.errors import ForkpointError, NodeCapacityError, NodeDrainingError, StoreUnavailableError
 from forkpoint.ids import SessionName
 from forkpoint.server.engine.batch import Sampled, Work
+from forkpoint.server.engine.errors import NonFiniteLogitsError
 from forkpoint.server.scheduler.history import History
 from forkpoint.server.scheduler.policy import Candidate, Share, StepLimits, StepPlan, plan_step
 from forkpoint.server.session.checkpoint import Checkpointer
 from forkpoint.server.session.core import NodeCore
 from forkpoint.server.session.evict import Residents
 from forkpoint.server.session.live import LiveSession, Place
+from forkpoint.server.session.quarantine import Quarantine
 from forkpoint.server.session.settle import Settler
 from forkpoint.statestore.base import StepCommit
 
@@ -24,11 +26,19 @@ log = logging.getLogger(__name__)
 class StepLoop:
     """Owns `step()`. Outside events wait in a queue and are taken between two steps: nothing runs meanwhile."""
 
-    def __init__(self, core: NodeCore, residents: Residents, checkpointer: Checkpointer, settler: Settler) -> None:
+    def __init__(
+        self,
+        core: NodeCore,
+        residents: Residents,
+        checkpointer: Checkpointer,
+        settler: Settler,
+        quarantine: Quarantine,
+    ) -> None:
         self._core = core
         self._residents = residents
         self._checkpointer = checkpointer
         self._settler = settler
+        self._quarantine = quarantine
         self._events: list[Callable[[], Awaitable[None]]] = []
         self._history: History[SessionName] = History()
         self._store_failures = 0
@@ -173,6 +183,8 @@ class StepLoop:
         engine = self._core.engine
         try:
             sampled = await engine.call(engine.engine.step, works)
+        except NonFiniteLogitsError as error:
+            return await self._run_without(error, lives, shares)
         except Exception as error:  # noqa: BLE001 - back_off logs it; the sequences are as they were
             for live in lives:
                 self._core.back_off(live, error)
@@ -183,6 +195,31 @@ class StepLoop:
         self._core.counters.steps += 1
         for live, work in zip(lives, works, strict=True):
             self._advance(live, work)
+        return sampled
+
+    async def _run_without(
+        self, error: NonFiniteLogitsError, lives: Sequence[LiveSession], shares: Sequence[Share[SessionName]]
+    ) -> list[Sampled | None]:
+        """The step again without the session that spoilt it, and without those that the node lost meanwhile."""
+        culprits = [live for live in lives if live.sequence == error.sequence]
+        rest = [
+            at
+            for at, (live, share) in enumerate(zip(lives, shares, strict=True))
+            if live not in culprits and live.sequence is not None and live.consumed == share.start
+        ]
+        sampled: list[Sampled | None] = [None] * len(lives)
+        if len(rest) == len(lives):
+            # An engine that blames nobody of the step: as any other failure.
+            for live in lives:
+                self._core.back_off(live, error)
+            return sampled
+        if rest:
+            again = await self._run([lives[at] for at in rest], [shares[at] for at in rest])
+            for at, token in zip(rest, again, strict=True):
+                sampled[at] = token
+        for live in culprits:
+            if self._core.lives.get(live.name) is live:
+                await self._quarantine.strike(live, error)
         return sampled
 
     def _work(self, live: LiveSession, share: Share[SessionName]) -> Work:

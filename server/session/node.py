@@ -39,6 +39,7 @@ from forkpoint.server.session.owner import Owners
 from forkpoint.server.session.pause import Pauser
 from forkpoint.server.session.ports import TextCodec
 from forkpoint.server.session.presence import Presence
+from forkpoint.server.session.quarantine import Quarantine
 from forkpoint.server.session.recovery import Recovery
 from forkpoint.server.session.restore import Restorer
 from forkpoint.server.session.settle import Settler
@@ -89,11 +90,12 @@ class Node:
         owners = Owners(core, watch)
         checkpointer = Checkpointer(core)
         images = ForkImages(core)
-        residents = Residents(core, checkpointer, Restorer(core), images)
+        quarantine = Quarantine(core)
+        residents = Residents(core, checkpointer, Restorer(core), images, quarantine)
         settler = Settler(core, owners, checkpointer)
         self._usage = UsageCounter(catalog)
         self._views = Views(core, self._usage)
-        self._loop = StepLoop(core, residents, checkpointer, settler)
+        self._loop = StepLoop(core, residents, checkpointer, settler, quarantine)
         claims = Claims(core, owners, settler)
         self._writers = Writers(claims, self._usage)
         self._lifecycle = Lifecycle(claims, self._loop, residents, images, self._views)
