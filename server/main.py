@@ -19,7 +19,7 @@ from forkpoint.limits import SHUTDOWN_SECONDS
 # engine of another server on the same cores.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
-from forkpoint.server.app import Parts, serving  # noqa: E402 - see above
+from forkpoint.server.app import Parts, serving
 
 LOG: Final = logging.getLogger("forkpoint.server")
 WATCHDOG_SECONDS: Final = SHUTDOWN_SECONDS - 0.5

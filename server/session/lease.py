@@ -106,7 +106,8 @@ class LeaseKeeper:
 
 
 class DeathWatch:
-    """Judges other incarnations: by flock at once on one host, else by a counter that stands still for TTL + skew."""
+    """Judges other incarnations: dead at once when their flock is free, and when their counter stands still for TTL +
+    skew on this process's clock."""
 
     def __init__(self, clock: Clock, patience: float) -> None:
         self._clock = clock
@@ -115,9 +116,9 @@ class DeathWatch:
 
     def is_dead(self, node: NodeRow) -> bool:
         """Whether the incarnation is certainly dead. Each call observes the row as well; it blocks for no time."""
-        free = lock_is_free(Path(node.lock_path)) if node.lock_path else None
-        if free is not None:
-            return free
+        if node.lock_path and lock_is_free(Path(node.lock_path)):
+            return True
+        # A held lock proves no life: a process that is stopped holds it as well.
         now = self._clock.monotonic()
         counter, since = self._seen.get(node.incarnation, (-1, now))
         if counter != node.counter:

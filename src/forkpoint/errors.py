@@ -151,7 +151,12 @@ class PositionConflictError(AbortedError):
 
     def __init__(self, session: str, expected_position: int, head: int, head_hash: bytes = b"") -> None:
         super().__init__(f"{session}: expected position {expected_position}, the head is {head}")
-        self.session, self.expected_position, self.head, self.head_hash = session, expected_position, head, head_hash.hex()
+        self.session, self.expected_position, self.head, self.head_hash = (
+            session,
+            expected_position,
+            head,
+            head_hash.hex(),
+        )
 
 
 class EtagMismatchError(AbortedError):
@@ -351,7 +356,8 @@ class LogCorruptError(DataLossError):
 
     def __init__(self, session: str, first_bad_position: int, last_good_position: int, cause: str) -> None:
         super().__init__(
-            f"{session}: the log is damaged from position {first_bad_position} (good up to {last_good_position}): {cause}"
+            f"{session}: the log is damaged from position {first_bad_position} on, good up to {last_good_position}: "
+            f"{cause}"
         )
         self.session, self.cause = session, cause
         self.first_bad_position, self.last_good_position = first_bad_position, last_good_position

@@ -3,7 +3,7 @@
 from typing import Final
 
 TILE_TOKENS: Final = 16
-"""KDA's state advances in whole tiles: 16 tokens keep 2^-G representable for a gate bounded by -5 (design section 2)."""
+"""KDA's state advances in whole tiles: 16 tokens keep 2^-G representable for a gate bounded by -5."""
 PAGE_TOKENS: Final = 64
 """MLA latents are kept, shared and stored by whole pages."""
 SPLIT_TOKENS: Final = 512

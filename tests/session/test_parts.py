@@ -89,6 +89,18 @@ def test_a_counter_that_stands_still_long_enough_is_death() -> None:
     assert watch.is_dead(row(7)) is False
 
 
+def test_a_held_lock_is_no_proof_of_life(tmp_path: Path) -> None:
+    clock, path = HandClock(), tmp_path / "i.lock"
+    watch = DeathWatch(clock, 3.5)
+    lock = IncarnationLock.acquire(path)
+    assert watch.is_dead(row(5, str(path))) is False
+    clock.now += 3.6
+    assert watch.is_dead(row(6, str(path))) is False, "its counter moved"
+    clock.now += 3.6
+    assert watch.is_dead(row(6, str(path))) is True, "stopped: it holds its lock and renews nothing"
+    lock.release(unlink=True)
+
+
 def test_the_keeper_renews_in_its_own_thread_through_failures() -> None:
     threads: list[str] = []
     enough = threading.Event()

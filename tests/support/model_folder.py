@@ -12,7 +12,9 @@ from forkpoint.model.config import ModelConfig
 CONTROL = ("<|pad|>", "<|bos|>", "<|system|>", "<|user|>", "<|assistant|>", "<|end|>", "<|tool|>")
 
 
-def published_tensors(config: ModelConfig, weights: dict[str, Tensor], dtype: torch.dtype = torch.float32) -> dict[str, Tensor]:
+def published_tensors(
+    config: ModelConfig, weights: dict[str, Tensor], dtype: torch.dtype = torch.float32
+) -> dict[str, Tensor]:
     """Weights in the shapes that Kimi Linear's files have: conv [C, 1, 4], A_log [1, 1, H, 1]."""
     shaped: dict[str, Tensor] = {}
     for name, tensor in weights.items():
@@ -36,7 +38,9 @@ def write_tokenizer(folder: Path, names: tuple[str, ...] = CONTROL, tokenizer_cl
     (folder / "tokenizer_config.json").write_text(json.dumps(raw))
 
 
-def write_folder(folder: Path, config: ModelConfig, weights: dict[str, Tensor], dtype: torch.dtype = torch.float32) -> Path:
+def write_folder(
+    folder: Path, config: ModelConfig, weights: dict[str, Tensor], dtype: torch.dtype = torch.float32
+) -> Path:
     """config.json, model.safetensors and tokenizer_config.json; returns `folder`."""
     write_config(folder, config)
     write_tokenizer(folder)

@@ -11,7 +11,9 @@ def reference_logits(config: ModelConfig, weights: dict[str, Tensor], ids: list[
     w = {name: tensor.double() for name, tensor in weights.items()}
     x = w["model.embed_tokens.weight"][ids]
     for layer, kind in enumerate(config.layer_kinds):
-        own = {k.removeprefix(f"model.layers.{layer}."): t for k, t in w.items() if k.startswith(f"model.layers.{layer}.")}
+        own = {
+            k.removeprefix(f"model.layers.{layer}."): t for k, t in w.items() if k.startswith(f"model.layers.{layer}.")
+        }
         attend = _kda if kind == "kda" else _mla
         x = x + attend(config, own, _rms(x, own["input_layernorm.weight"], config.rms_norm_eps))
         h = _rms(x, own["post_attention_layernorm.weight"], config.rms_norm_eps)
