@@ -216,8 +216,9 @@ class Catalog(Protocol):
         """Up to `limit` sessions that sort after `after`, ascending by name; all workflows when None."""
         ...
 
-    async def list_owned(self, incarnation: str) -> list[SessionRow]:
-        """Sessions owned by an incarnation, most recently updated first."""
+    async def list_open_generations(self) -> list[SessionRow]:
+        """Sessions with an unfinished generation, whoever owns them, most recently updated first. Costs by their number
+        alone."""
         ...
 
     async def update_session(

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from collections.abc import Awaitable
 
 from forkpoint.errors import ForkpointError
 from forkpoint.ids import SessionName
@@ -9,7 +10,7 @@ from forkpoint.limits import PAGE_SIZE_MAX
 from forkpoint.server.session.claims import Claims
 from forkpoint.server.session.lease import DeathWatch, remove_lock_file
 from forkpoint.server.session.lifecycle import Lifecycle
-from forkpoint.statestore.records import NodeRow, SessionRow, SessionState
+from forkpoint.statestore.records import SessionRow, SessionState
 
 log = logging.getLogger(__name__)
 
@@ -23,71 +24,54 @@ class Recovery:
         self._watch = watch
         self._lifecycle = lifecycle
         self._nodes: frozenset[str] = frozenset()
+        """Incarnations of the last round that recovered all there was."""
 
     async def run(self) -> None:
         """Look for sessions to take over, for ever."""
         while not self._core.draining:
-            try:
-                await self.look()
-            except ForkpointError as error:
-                log.warning("looking for sessions to recover failed: %s", error)
+            await _survive(self.look(), "looking for sessions to recover")
             await asyncio.sleep(self._core.options.recovery_poll_seconds)
 
     async def sweep(self) -> None:
         """Delete expired sessions, for ever."""
         while not self._core.draining:
             await asyncio.sleep(self._core.options.sweep_seconds)
-            try:
-                await self.delete_expired()
-            except ForkpointError as error:
-                log.warning("deleting expired sessions failed: %s", error)
+            await _survive(self.delete_expired(), "deleting expired sessions")
 
     async def look(self) -> None:
-        """One round: dead nodes' generations, and generations that nobody owns."""
-        nodes = await self._core.catalog.list_nodes()
-        for node in nodes:
-            if node.incarnation != self._core.incarnation and self._watch.is_dead(node):
-                await self._bury(node)
-        incarnations = frozenset(node.incarnation for node in nodes)
-        if incarnations != self._nodes:
-            # A node came or went (this one, at its start): one that drained leaves open generations unowned.
-            await self._take_unowned()
-            self._nodes = incarnations
+        """One round: generations whose owner is dead or gone, or that nobody owns.
 
-    async def _bury(self, node: NodeRow) -> None:
-        """Take a dead node's generations. When it owns nothing more, its row and its lock file go."""
-        rows = await self._core.catalog.list_owned(node.incarnation)
-        for row in rows:
-            await self._recover(row)
-        left = await self._core.catalog.list_owned(node.incarnation)
-        if not left:
-            await self._core.catalog.remove_node(node.incarnation)
+        Sessions are looked at only when a node came, went or died, or when the last round left some behind. A dead
+        node's row goes when its generations are taken; what else it owned is free to take without a row.
+        """
+        core = self._core
+        nodes = {node.incarnation: node for node in await core.catalog.list_nodes()}
+        dead = [node for node in nodes.values() if node.incarnation != core.incarnation and self._watch.is_dead(node)]
+        if not dead and self._nodes == nodes.keys():
+            return
+        living = nodes.keys() - {node.incarnation for node in dead} - {core.incarnation}
+        left = [row for row in await core.catalog.list_open_generations() if row.owner not in living]
+        if not all([await self._recover(row) for row in left]):
+            self._nodes = frozenset()
+            return
+        for node in dead:
+            await core.catalog.remove_node(node.incarnation)
             self._watch.forget(node.incarnation)
             remove_lock_file(node)
+        self._nodes = frozenset(nodes)
 
-    async def _take_unowned(self) -> None:
-        after: SessionName | None = None
-        while True:
-            rows = await self._core.catalog.list_sessions(None, after, PAGE_SIZE_MAX)
-            for row in rows:
-                if row.owner == "":
-                    await self._recover(row)
-            if len(rows) < PAGE_SIZE_MAX:
-                return
-            after = rows[-1].name
-
-    async def _recover(self, row: SessionRow) -> None:
-        """Own the session if it has an open generation: the loop does the rest."""
-        if row.state is not SessionState.ACTIVE or row.name in self._core.lives:
-            return
+    async def _recover(self, row: SessionRow) -> bool:
+        """Own a session with an open generation: the loop does the rest. False: it must be tried again."""
+        if self._core.draining or row.state is not SessionState.ACTIVE or row.name in self._core.lives:
+            return True
         try:
-            if await self._core.catalog.open_generation(row.name) is None:
-                return
             await self._claims.owners.own(row.name)
-            self._core.counters.recovered_generations += 1
-            log.info("%s: its generation goes on here", row.name)
         except ForkpointError as error:
             log.warning("%s could not be recovered: %s", row.name, error)
+            return False
+        self._core.counters.recovered_generations += 1
+        log.info("%s: its generation goes on here", row.name)
+        return True
 
     async def delete_expired(self) -> None:
         """One round over all sessions."""
@@ -108,3 +92,13 @@ class Recovery:
             log.info("%s expired", name)
         except ForkpointError as error:
             log.warning("%s could not be deleted when it expired: %s", name, error)
+
+
+async def _survive(round_: Awaitable[None], what: str) -> None:
+    """Whatever goes wrong in a round, the next one comes."""
+    try:
+        await round_
+    except ForkpointError as error:
+        log.warning("%s failed: %s", what, error)
+    except Exception:
+        log.exception("%s failed", what)

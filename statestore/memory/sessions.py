@@ -87,10 +87,9 @@ class MemorySessions(MemoryRows):
         ]
         return found[:limit]
 
-    async def list_owned(self, incarnation: str) -> list[SessionRow]:
-        rows = [stored.row for _, stored in sorted(self._open().sessions.items())]
-        owned = [session_copy(row) for row in rows if row.owner == incarnation != ""]
-        return sorted(owned, key=lambda row: -row.update_us)
+    async def list_open_generations(self) -> list[SessionRow]:
+        found = [stored.row for stored in self._open().sessions.values() if stored.open_generation is not None]
+        return [session_copy(row) for row in sorted(found, key=lambda row: (-row.update_us, row.name))]
 
     async def update_session(
         self,

@@ -147,8 +147,8 @@ class SqliteCatalog:
     ) -> list[SessionRow]:
         return await self._read(sessions.list_some, workflow, after, limit, show_deleted)
 
-    async def list_owned(self, incarnation: str) -> list[SessionRow]:
-        return await self._read(sessions.list_owned, incarnation)
+    async def list_open_generations(self) -> list[SessionRow]:
+        return await self._read(sessions.list_open_generations)
 
     async def update_session(
         self,

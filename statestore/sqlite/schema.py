@@ -65,7 +65,7 @@ CREATE TABLE sessions (
     revision INTEGER NOT NULL,
     PRIMARY KEY (workflow, session)
 ) STRICT, WITHOUT ROWID;
-CREATE INDEX sessions_by_owner ON sessions (owner) WHERE owner != '';
+CREATE INDEX sessions_that_generate ON sessions (workflow, session) WHERE open_generation IS NOT NULL;
 
 CREATE TABLE log (
     branch INTEGER NOT NULL,

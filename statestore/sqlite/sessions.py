@@ -133,15 +133,12 @@ def list_some(
     return [_stored(row).row for row in tx.rows(sql, *values, limit)]
 
 
-def list_owned(tx: Tx, incarnation: str) -> list[SessionRow]:
-    """Catalog.list_owned."""
-    if incarnation == "":
-        return []
+def list_open_generations(tx: Tx) -> list[SessionRow]:
+    """Catalog.list_open_generations."""
     sql = (
-        f"SELECT {_COLUMNS} FROM sessions WHERE owner = ? AND owner != '' AND state != 'DELETED'"
-        " ORDER BY update_us DESC, workflow, session"
+        f"SELECT {_COLUMNS} FROM sessions WHERE open_generation IS NOT NULL ORDER BY update_us DESC, workflow, session"
     )
-    return [_stored(row).row for row in tx.rows(sql, incarnation)]
+    return [_stored(row).row for row in tx.rows(sql)]
 
 
 def update(

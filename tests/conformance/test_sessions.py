@@ -60,14 +60,24 @@ async def test_sessions_are_listed_in_pages_across_workflows(catalog: Catalog) -
     assert [row.name.session for row in await catalog.list_sessions("w", name("a"), 9)] == ["b", "c"]
 
 
-async def test_owned_sessions_come_most_recently_updated_first(catalog: Catalog) -> None:
-    for session in ("a", "b", "c"):
+async def test_sessions_that_generate_come_most_recently_updated_first_whoever_owns_them(catalog: Catalog) -> None:
+    assert await catalog.list_open_generations() == []
+    for session in ("idle", "a", "b", "c", "finished", "deleted"):
         await owned(catalog, session)
-    await owned(catalog, "d", owner="other")
-    await catalog.append(AppendTokens(name("a"), 1, (1,)))
-    await catalog.release(name("b"), 1, SessionState.PAUSED)
-    assert [row.name.session for row in await catalog.list_owned("node-a")] == ["a", "c"]
-    assert await catalog.list_owned("") == []
+        if session != "idle":
+            await catalog.begin_generation(BeginGeneration(name(session), 1, "g", PARAMS, (1,)))
+    await catalog.commit_step([StepCommit(name("finished"), 1, 1, (2,), "g", finish=FinishReason.STOP)])
+    await catalog.delete_session(name("deleted"), 1)
+    await catalog.release(name("c"), 1, SessionState.ACTIVE)
+    await catalog.release(name("b"), 1, SessionState.QUARANTINED, "why")
+    await catalog.commit_step([StepCommit(name("a"), 1, 1, (2,), "g")])
+    rows = await catalog.list_open_generations()
+    assert rows == [await catalog.get_session(name(session)) for session in ("a", "b", "c")]
+    assert [(row.owner, row.state) for row in rows] == [
+        ("node-a", SessionState.ACTIVE),
+        ("", SessionState.QUARANTINED),
+        ("", SessionState.ACTIVE),
+    ]
 
 
 async def test_an_update_changes_what_is_given_and_counts_a_revision(catalog: Catalog) -> None:

@@ -3,11 +3,13 @@
 import asyncio
 import random
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
-from forkpoint.errors import NodeDrainingError, SessionRelocatingError, UnavailableError
+from forkpoint.errors import NodeDrainingError, SessionRelocatingError, StoreUnavailableError, UnavailableError
 from forkpoint.server.engine.batch import Sample
+from forkpoint.server.session import lease
 from forkpoint.server.session.api import AppendCall, GenerateCall, Input
 from forkpoint.statestore.base import StepCommit
 from forkpoint.statestore.records import SessionState
@@ -287,3 +289,58 @@ async def test_stopping_twice_and_stopping_an_idle_node_is_fine(site: Site) -> N
     node = await site.node()
     await node.node.stop()
     await node.stop()
+
+
+async def test_a_dead_nodes_row_goes_though_it_owned_idle_sessions_which_stay_usable(site: Site) -> None:
+    first = await site.node()
+    await first.workflow()
+    name = await first.session("idle")
+    await first.append(name, PROMPT)
+    second = await site.node()
+    await first.crash()
+    async with asyncio.timeout(5):
+        while len(await second.node.list_nodes()) > 1:
+            await asyncio.sleep(0.01)
+    assert second.node.counters.recovered_generations == 0
+    read = await second.generate(GenerateCall(name, key("g"), max_tokens=5))
+    assert read.tokens == continuation(PROMPT, 5, GREEDY)[0]
+
+
+@pytest.mark.parametrize("leave", ["stop", "crash"])
+async def test_a_takeover_that_the_store_refused_is_tried_again(site: Site, leave: str) -> None:
+    first = await site.node()
+    await first.workflow()
+    first.engine.step_pause = 0.003
+    name = await first.session("s")
+    await first.append(name, PROMPT)
+    read, task = first.reading(GenerateCall(name, key("g"), max_tokens=100))
+    second = await site.node()
+    await until(lambda: len(read.tokens) > 3)
+    second.faults.before["acquire"] = StoreUnavailableError("catalog", "gone")
+    await (first.stop() if leave == "stop" else first.crash())
+    await asyncio.gather(task, return_exceptions=True)
+    await asyncio.sleep(0.1)
+    second.faults.heal()
+    await until(lambda: second.node.counters.generations_finished == 1)
+    assert await second.log(name) == PROMPT + continuation(PROMPT, 100, GREEDY)[0]
+
+
+async def test_recovery_outlives_what_nobody_foresaw(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = await site.node()
+    await first.workflow()
+    first.engine.step_pause = 0.003
+    name = await first.session("s")
+    await first.append(name, PROMPT)
+    read, task = first.reading(GenerateCall(name, key("g"), max_tokens=60))
+    second = await site.node()
+    await until(lambda: len(read.tokens) > 3)
+
+    def no_locks(path: Path) -> bool:
+        raise OSError(37, "No locks available")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(lease, "lock_is_free", no_locks)
+        await asyncio.sleep(0.1)
+    await first.crash()
+    await asyncio.gather(task, return_exceptions=True)
+    await until(lambda: second.node.counters.generations_finished == 1)
