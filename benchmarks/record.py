@@ -1,0 +1,54 @@
+"""Rows of a result file: what was measured, where, and at which commit."""
+
+import json
+import os
+import platform
+import subprocess
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Final
+
+RESULTS: Final = Path(__file__).parent / "results"
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """One figure. `unit` says the direction: ms, us, s and bytes are better when lower, others when higher."""
+
+    case: str
+    metric: str
+    unit: str
+    value: float
+    peer: str | None = None
+    peer_value: float | None = None
+    floor: float | None = None
+    target: float | None = None
+
+
+def machine() -> str:
+    """The machine in words."""
+    names = [line.split(":", 1)[1].strip() for line in _cpuinfo() if line.startswith("model name")]
+    return f"{os.cpu_count()} cores, {names[0] if names else platform.processor() or platform.machine()}"
+
+
+def _cpuinfo() -> list[str]:
+    path = Path("/proc/cpuinfo")
+    return path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+
+
+def commit() -> str:
+    """The commit that was measured, `-dirty` when the tree differs from it."""
+    call = ["git", "describe", "--always", "--dirty", "--abbrev=12"]
+    return subprocess.run(call, capture_output=True, text=True, check=True, cwd=RESULTS.parent).stdout.strip()
+
+
+def write(benchmark: str, rows: list[Measurement]) -> Path:
+    """Write and print one run's rows; replaces those of an earlier run."""
+    facts = {"machine": machine(), "commit": commit(), "date": datetime.now(UTC).date().isoformat()}
+    path = RESULTS / f"{benchmark}.jsonl"
+    lines = [json.dumps({"benchmark": benchmark, **asdict(row), **facts}) for row in rows]
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    for row in rows:
+        print(f"{row.case:48} {row.metric:16} {row.value:12.3f} {row.unit}")
+    return path
