@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 
 from forkpoint.server.engine.batch import Sample
+from forkpoint.server.session.api import Usage
 from forkpoint.server.session.ports import TextCodec
 from forkpoint.server.session.text import TextTrail
 from forkpoint.statestore.records import FinishReason, GenerationRow
@@ -12,7 +13,8 @@ class RunningGeneration:
     """An open generation row with what the log holds of it.
 
     `ending`: somebody asked for its end; it ends at the next token border. `finish`, `end` and `end_hash` are set when
-    the end was committed.
+    the end was committed. `readers`: streams that read it now; `usage`: of the log up to `end`, for those readers that
+    a deletion overtakes.
     """
 
     def __init__(self, row: GenerationRow, codec: TextCodec) -> None:
@@ -22,6 +24,8 @@ class RunningGeneration:
         self.finish: FinishReason | None = None
         self.end = -1
         self.end_hash = b""
+        self.readers = 0
+        self.usage: Usage | None = None
         sampling = row.params.sampling
         self.sample = Sample(
             sampling.temperature,

@@ -3,6 +3,7 @@
 import contextlib
 
 from forkpoint.errors import (
+    DataLossError,
     InvalidFieldError,
     NotFoundError,
     PositionBeyondHeadError,
@@ -12,12 +13,12 @@ from forkpoint.errors import (
 from forkpoint.ids import SessionName, check_id, new_id
 from forkpoint.server.session.api import CreateSession, ForkCall, SessionView
 from forkpoint.server.session.claims import Claims
-from forkpoint.server.session.evict import Residents
 from forkpoint.server.session.fork import ForkImages
 from forkpoint.server.session.inputs import check_fork, check_labels, check_policy, check_seed
 from forkpoint.server.session.live import LiveSession, Place
 from forkpoint.server.session.loop import StepLoop
 from forkpoint.server.session.seeds import child_seed, random_seed
+from forkpoint.server.session.usage import UsageCounter
 from forkpoint.server.session.views import Views
 from forkpoint.server.session.writers import REPLAY_EPOCH
 from forkpoint.statestore.base import ForkOutcome, ForkSessions
@@ -33,11 +34,11 @@ from forkpoint.statestore.records import (
 class Lifecycle:
     """Create, fork, rewind, cancel, delete."""
 
-    def __init__(self, claims: Claims, loop: StepLoop, residents: Residents, images: ForkImages, views: Views) -> None:
+    def __init__(self, claims: Claims, loop: StepLoop, usage: UsageCounter, images: ForkImages, views: Views) -> None:
         self._claims = claims
         self._core = claims.core
         self._loop = loop
-        self._residents = residents
+        self._usage = usage
         self._images = images
         self._views = views
 
@@ -160,11 +161,20 @@ class Lifecycle:
         async with self._claims.seized(live, "delete", FinishReason.CANCELLED):
             live.held = True
             try:
+                await self._provide_for_readers(live)
                 row = await self._delete_row(live.name, request)
             finally:
                 live.held = False
             await self._core.drop(live, NotFoundError(str(live.name), "is deleted"))
             return row
+
+    async def _provide_for_readers(self, live: LiveSession) -> None:
+        """Readers that have not come to the end yet find nothing in the store any more. What they miss is the usage:
+        the last tokens are in memory."""
+        ended = live.ended
+        if ended is not None and ended.readers > 0 and ended.row.branch == live.row.branch:
+            with contextlib.suppress(DataLossError):  # a damaged log must not keep a session from being deleted
+                ended.usage = await self._usage.count(live.name, live.row.branch, ended.end)
 
     async def _delete_row(self, name: SessionName, request: RequestKey | None) -> SessionRow:
         purge_us = self._core.clock.wall_us() + int(self._core.options.purge_seconds * 1_000_000)

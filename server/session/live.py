@@ -118,6 +118,8 @@ class LiveSession:
         self.tail = LogTail(row.head)
         self.needed_from: int | None = None
         self.generation: RunningGeneration | None = None
+        self.ended: RunningGeneration | None = None
+        """The last one that came to its end here: readers may still be on their way to it."""
         self.writer = ""
         self.wanted = 0
         """Callers that need the state on the engine."""

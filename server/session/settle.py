@@ -83,6 +83,7 @@ class Settler:
         generation, live.generation = live.generation, None
         if generation is not None:
             generation.finished(reason, end, end_hash)
+            live.ended = generation
             self._core.counters.generations_finished += 1
         live.wants_prefill = live.sequence is not None and live.consumed < live.head
         live.changed.fire()

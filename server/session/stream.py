@@ -4,10 +4,16 @@ import asyncio
 from collections.abc import AsyncIterator
 from typing import Final
 
-from forkpoint.errors import AbortedError, LogTailMissingError, NodeDrainingError, PositionBeyondHeadError
+from forkpoint.errors import (
+    AbortedError,
+    LogTailMissingError,
+    NodeDrainingError,
+    NotFoundError,
+    PositionBeyondHeadError,
+)
 from forkpoint.ids import SessionName
 from forkpoint.limits import STREAM_BUFFER_TOKENS
-from forkpoint.server.session.api import Chunk, Finished, GenerateEvent, Started
+from forkpoint.server.session.api import Chunk, Finished, GenerateEvent, Started, Usage
 from forkpoint.server.session.core import NodeCore
 from forkpoint.server.session.generation import RunningGeneration
 from forkpoint.server.session.live import LiveSession
@@ -21,10 +27,16 @@ FOLLOW_POLL_SECONDS: Final = 0.5
 
 
 class LogCursor:
-    """Reads one branch of a session from a position on: the live tail when it reaches so far back, else the store."""
+    """Reads one branch of a session from a position on: the live tail when it reaches so far back, else the store.
 
-    def __init__(self, core: NodeCore, name: SessionName, branch: str, position: int) -> None:
+    `last`: a live session to read from when the node has it no longer: what its tail holds was committed.
+    """
+
+    def __init__(
+        self, core: NodeCore, name: SessionName, branch: str, position: int, last: LiveSession | None = None
+    ) -> None:
         self._core = core
+        self._last = last
         self._name = name
         self._branch = branch
         self.position = position
@@ -34,7 +46,7 @@ class LogCursor:
 
         Raises AbortedError when the name points at another branch now.
         """
-        live = self._core.lives.get(self._name)
+        live = self._core.lives.get(self._name, self._last)
         known = live is not None and live.row.branch == self._branch
         if live is not None and known and live.tail.start <= self.position <= live.tail.end:
             stop = min(live.head if end is None else min(end, live.head), self.position + STREAM_BUFFER_TOKENS)
@@ -100,7 +112,7 @@ class GenerationStream:
         if position > last:
             raise LogTailMissingError(str(row.session), position, last)
         yield Started(row, head, epoch)
-        cursor = LogCursor(self._core, row.session, self._branch, row.start)
+        cursor = LogCursor(self._core, row.session, self._branch, row.start, self._live)
         while cursor.position < position:
             text_of(self._trail, await self._warm_up(cursor, position))
         while True:
@@ -151,11 +163,19 @@ class GenerationStream:
 
     async def _finished(self, reason: FinishReason, end: int) -> Finished:
         row = self._row
-        usage = await self._usage.count(row.session, self._branch, end)
+        usage = await self._usage_at(end)
         head_hash = self._running.end_hash if self._running is not None and self._running.end_hash else b""
         if not head_hash:
             head_hash = await self._hash_at(end)
         return Finished(reason, end, head_hash, usage, self._trail.stop_position)
+
+    async def _usage_at(self, end: int) -> Usage:
+        try:
+            return await self._usage.count(self._row.session, self._branch, end)
+        except NotFoundError:
+            if self._running is None or self._running.usage is None:
+                raise
+            return self._running.usage
 
     async def _hash_at(self, end: int) -> bytes:
         session = await self._core.catalog.get_session(self._row.session)

@@ -95,12 +95,16 @@ class Writers:
             self._core, self._usage, attached.row, attached.branch, attached.live, attached.running
         )
         ended = False
+        if attached.running is not None:
+            attached.running.readers += 1
         try:
             async for event in stream.events(call.resume_position, attached.head, attached.epoch):
                 yield event
             ended = True
         finally:
             running, live = attached.running, attached.live
+            if running is not None:
+                running.readers -= 1
             left = not ended and running is not None and running.finish is None
             if left and call.cancel_on_disconnect and live is not None and running is not None:
                 running.ending = running.ending or FinishReason.CANCELLED

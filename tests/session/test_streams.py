@@ -11,7 +11,7 @@ from forkpoint.server.session.api import Chunk, Finished, GenerateCall, Started
 from forkpoint.server.session.live import TRIM_SLACK
 from forkpoint.statestore.records import FinishReason
 from tests.support.hash_engine import continuation
-from tests.support.session_site import Read, Running, key, until
+from tests.support.session_site import Read, Running, background, key, until
 
 PROMPT = list(b"a stream is a cursor over the log")
 GREEDY = Sample(0.0, 0, 1.0, 0.0, 7)
@@ -174,3 +174,32 @@ async def test_every_stream_begins_with_started_and_ends_with_finished(node: Run
     assert isinstance(events[0], Started) and events[0].row.start == len(PROMPT)
     assert isinstance(events[-1], Finished)
     assert all(isinstance(event, Chunk) and event.epoch == events[0].epoch for event in events[1:-1])
+
+
+async def test_a_reader_behind_a_deletion_still_gets_all_tokens_and_the_end(node: Running) -> None:
+    """It fetches nothing until the session is deleted: the store no longer answers for it."""
+    name = await node.session("s")
+    await node.append(name, PROMPT)
+    read, gate = Read(), asyncio.Event()
+
+    async def consume() -> None:
+        async for event in node.node.generate(GenerateCall(name, key("g"))):
+            read.take(event)
+            if len(read.tokens) > 5:
+                await gate.wait()
+
+    task = background(consume())
+    await until(lambda: len(read.tokens) > 5)
+    seen = (await node.node.get_session(name)).row.head
+    while (await node.node.get_session(name)).row.head < seen + 20:
+        await asyncio.sleep(0.002)
+    view = await node.node.delete_session(name, None)
+    gate.set()
+    async with asyncio.timeout(5):
+        await task
+    assert read.finished is not None and read.reason is FinishReason.CANCELLED
+    assert read.finished.head == view.row.head == len(PROMPT) + len(read.tokens)
+    assert read.finished.head_hash == view.row.head_hash
+    usage = read.finished.usage
+    assert (usage.prompt_tokens, usage.generated_tokens) == (len(PROMPT), len(read.tokens))
+    assert read.tokens == continuation(PROMPT, len(read.tokens), GREEDY)[0]
