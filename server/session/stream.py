@@ -10,6 +10,7 @@ from forkpoint.errors import (
     NodeDrainingError,
     NotFoundError,
     PositionBeyondHeadError,
+    UnavailableError,
 )
 from forkpoint.ids import SessionName
 from forkpoint.limits import STREAM_BUFFER_TOKENS
@@ -147,7 +148,7 @@ class GenerationStream:
         """Until something changed; raises why the reader can't be served further."""
         live = self._live
         if live is None or self._running is None:
-            raise AbortedError(f"{self._row.session}: the generation is not running here; call again")
+            raise UnavailableError(f"{self._row.session}: the generation is not running here; call again")
         number, error = live.trouble
         if number != self._trouble and error is not None:
             raise error
@@ -162,7 +163,6 @@ class GenerationStream:
         return Chunk(part.start, part.token_ids, part.kinds, text, part.logprobs, live_epoch)
 
     async def _finished(self, reason: FinishReason, end: int) -> Finished:
-        row = self._row
         usage = await self._usage_at(end)
         head_hash = self._running.end_hash if self._running is not None and self._running.end_hash else b""
         if not head_hash:

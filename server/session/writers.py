@@ -90,7 +90,7 @@ class Writers:
     async def generate(self, call: GenerateCall) -> AsyncIterator[GenerateEvent]:
         """Begin or re-attach, then read. Closing the iterator detaches; with cancel_on_disconnect it ends the
         generation as well."""
-        attached = await self._core.tasks.run(self._attach(call), f"generate {call.name}")
+        attached = await self._join(call)
         stream = GenerationStream(
             self._core, self._usage, attached.row, attached.branch, attached.live, attached.running
         )
@@ -102,13 +102,31 @@ class Writers:
                 yield event
             ended = True
         finally:
-            running, live = attached.running, attached.live
-            if running is not None:
-                running.readers -= 1
-            left = not ended and running is not None and running.finish is None
-            if left and call.cancel_on_disconnect and live is not None and running is not None:
-                running.ending = running.ending or FinishReason.CANCELLED
-                self._core.wake()
+            if attached.running is not None:
+                attached.running.readers -= 1
+            if not ended:
+                self._left(call, attached)
+
+    async def _join(self, call: GenerateCall) -> Attached:
+        """Attach in the node's own task: when the caller goes away meanwhile, the task sees to what that means."""
+        waits = True
+
+        async def attach() -> Attached:
+            attached = await self._attach(call)
+            if not waits:
+                self._left(call, attached)
+            return attached
+
+        try:
+            return await self._core.tasks.run(attach(), f"generate {call.name}")
+        finally:
+            waits = False
+
+    def _left(self, call: GenerateCall, attached: Attached) -> None:
+        running = attached.running
+        if call.cancel_on_disconnect and running is not None and running.finish is None:
+            running.ending = running.ending or FinishReason.CANCELLED
+            self._core.wake()
 
     async def _attach(self, call: GenerateCall) -> Attached:
         async with self._claims.request(call.request) as stored:

@@ -4,12 +4,14 @@ import asyncio
 
 import pytest
 
-from forkpoint.errors import LogTailMissingError, NotFoundError, PositionBeyondHeadError
+from forkpoint.errors import LogTailMissingError, NotFoundError, PositionBeyondHeadError, UnavailableError
 from forkpoint.limits import STREAM_BUFFER_TOKENS
 from forkpoint.server.engine.batch import Sample
 from forkpoint.server.session.api import Chunk, Finished, GenerateCall, Started
 from forkpoint.server.session.live import TRIM_SLACK
-from forkpoint.statestore.records import FinishReason
+from forkpoint.server.session.stream import GenerationStream
+from forkpoint.server.session.usage import UsageCounter
+from forkpoint.statestore.records import FinishReason, GenerationParams, GenerationRow, SamplingParams
 from tests.support.hash_engine import continuation
 from tests.support.session_site import Read, Running, background, key, until
 
@@ -203,3 +205,28 @@ async def test_a_reader_behind_a_deletion_still_gets_all_tokens_and_the_end(node
     usage = read.finished.usage
     assert (usage.prompt_tokens, usage.generated_tokens) == (len(PROMPT), len(read.tokens))
     assert read.tokens == continuation(PROMPT, len(read.tokens), GREEDY)[0]
+
+
+async def test_a_caller_that_leaves_while_its_generation_begins_cancels_it_if_it_said_so(node: Running) -> None:
+    name = await node.session("s")
+    await node.append(name, PROMPT)
+    node.faults.gates["begin_generation"] = gate = asyncio.Event()
+    read, task = node.reading(GenerateCall(name, key("g"), cancel_on_disconnect=True))
+    await until(lambda: "begin_generation" in node.faults.waiting)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    gate.set()
+    await until(lambda: node.node.counters.generations_finished == 1)
+    rest = await node.generate(GenerateCall(name, key("g")))
+    assert (read.started, rest.reason) == (None, FinishReason.CANCELLED)
+
+
+async def test_a_reader_of_a_generation_that_does_not_run_here_is_told_to_come_again(node: Running) -> None:
+    """What the store says and what the node runs can differ for a moment, when a session moves: clients retry."""
+    name = await node.session("s")
+    row = (await node.node.get_session(name)).row
+    sampling = SamplingParams(0.0, 0, 1.0, 0.0, 7)
+    open_row = GenerationRow("g", name, "r", 0, GenerationParams(sampling, 5), branch=row.branch)
+    stream = GenerationStream(node.node._core, UsageCounter(node.catalog), open_row, row.branch, None, None)
+    with pytest.raises(UnavailableError):
+        _ = [event async for event in stream.events(None, 0, 1)]

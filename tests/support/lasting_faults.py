@@ -1,5 +1,6 @@
 """A catalog that fails until it is healed, or that acts and loses its answers."""
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any, cast
 
@@ -11,12 +12,15 @@ WRITES = ("commit_step", "append", "begin_generation", "put_checkpoint", "acquir
 
 class LastingFaults:
     """Stands for a catalog. `before`: method and the error of every call, which then has no effect; `lost`: method and
-    how many calls take effect and lose their answer."""
+    how many calls take effect and lose their answer; `gates`: method and what its calls wait for first, while they are
+    in `waiting`."""
 
     def __init__(self, inner: Catalog) -> None:
         self._inner = inner
         self.before: dict[str, Exception] = {}
         self.lost: dict[str, int] = {}
+        self.gates: dict[str, asyncio.Event] = {}
+        self.waiting: set[str] = set()
 
     @property
     def port(self) -> Catalog:
@@ -29,6 +33,9 @@ class LastingFaults:
             return target
 
         async def call(*args: Any, **kwargs: Any) -> Any:
+            if name in self.gates:
+                self.waiting.add(name)
+                await self.gates[name].wait()
             if name in self.before:
                 raise self.before[name]
             result = await cast(Callable[..., Awaitable[Any]], target)(*args, **kwargs)
