@@ -23,7 +23,7 @@ from forkpoint.server.app import Parts, serving
 
 LOG: Final = logging.getLogger("forkpoint.server")
 WATCHDOG_SECONDS: Final = SHUTDOWN_SECONDS - 0.5
-"""A drain that hangs is cut here. Nothing is lost: what was acknowledged is in the log."""
+"""A drain that hangs is cut here, with exit status 1. Nothing is lost: what was acknowledged is in the log."""
 
 
 class JsonLines(logging.Formatter):
@@ -90,8 +90,8 @@ async def serve_until_signal(config: ServerConfig, parts: Parts | None = None) -
 
 
 def _cut_off() -> None:
-    LOG.error("the drain took too long and was cut off")
-    os._exit(0)
+    LOG.error("the drain took too long and was cut off: not every session is checkpointed or released")
+    os._exit(1)
 
 
 def _write_whole(path: Path, text: str) -> None:

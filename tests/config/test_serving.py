@@ -9,6 +9,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import apsw
 import pytest
 
 from forkpoint.client.client import Client
@@ -59,6 +60,34 @@ def test_a_second_signal_ends_the_process_at_once(tmp_path: Path) -> None:
         server.process.send_signal(signal.SIGTERM)
         server.process.send_signal(signal.SIGINT)
         assert server.process.wait(timeout=10) in (0, 1)
+
+
+def test_a_drain_that_hangs_is_cut_off_and_does_not_say_that_all_went_well(tmp_path: Path) -> None:
+    """Somebody holds the store's lock, so nothing can be checkpointed or released."""
+    program = (
+        "import forkpoint.server.main, tests.support.hash_server\n"
+        "forkpoint.server.main.WATCHDOG_SECONDS = 0.5\n"
+        "tests.support.hash_server.main()\n"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", program, str(tmp_path), "0", "0", str(tmp_path / "port")],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None and '"serving"' in process.stdout.readline()
+    holder = apsw.Connection(str(tmp_path / "catalog.sqlite"))
+    try:
+        holder.execute("BEGIN IMMEDIATE")
+        process.send_signal(signal.SIGTERM)
+        _, log = process.communicate(timeout=10)
+    finally:
+        holder.close()
+    assert (process.returncode, "was cut off" in log) == (1, True)
+    with server_process(tmp_path) as server:
+        assert server.terminate() == 0
 
 
 async def test_a_port_that_is_taken_is_said(tmp_path: Path) -> None:
