@@ -57,13 +57,13 @@ class Residents:
             self._begin(self._core.lives[name])
         for name in plan.never:
             await self._refuse(self._core.lives[name])
-        if short and await self._images.drop_one():
+        # Prefill in the background goes before images and idle sessions, not before running generations.
+        if (short or plan.park) and await self._images.drop_one():
             self._core.wake()
-        elif short:
-            await self.park(plan.park or self._had_their_turn())
-        else:
-            # Prefill in the background goes before what has been used less lately and wants nothing.
+        elif plan.park:
             await self.park(plan.park)
+        elif short:
+            await self.park(self._had_their_turn())
 
     async def park(self, names: Iterable[SessionName]) -> None:
         """Checkpoint these and take them off the engine. What runs goes on when there is room again."""

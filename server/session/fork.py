@@ -9,7 +9,7 @@ from forkpoint.server.session.core import NodeCore
 from forkpoint.server.session.live import LiveSession, Place, Restored
 from forkpoint.server.session.logread import read_all
 from forkpoint.statestore.chain import HashChain
-from forkpoint.statestore.records import SessionRow
+from forkpoint.statestore.records import LogSlice, SessionRow
 
 log = logging.getLogger(__name__)
 
@@ -75,9 +75,15 @@ class ForkImages:
         if image is None or image.branches[live.name] != live.row.branch:
             await self.forget(live.name)
             return False
-        head = live.needed_from = live.head
+        head, head_hash = live.head, live.row.head_hash
+        live.needed_from = head
         earlier = await read_all(self._core.catalog, live.name, image.consumed, head)
-        if image not in self._images:
+        if image not in self._images or live.name not in image.branches:
+            return False
+        if not _leads_to(image.chain, earlier, head_hash):
+            # The parent had another owner by then, and another past.
+            log.warning("%s: its parent's image is not of its log", live.name)
+            await self.forget(live.name)
             return False
         live.sequence = await self._take(image, live.name)
         live.tail.prepend(earlier)
@@ -127,3 +133,10 @@ class ForkImages:
         self._images.remove(image)
         self._core.counters.fork_images_dropped += 1
         await self._core.engine.free(image.sequence)
+
+
+def _leads_to(chain: HashChain, earlier: LogSlice, head_hash: bytes) -> bool:
+    """Whether the tokens of `earlier` behind `chain` make up the log that ends in `head_hash`."""
+    whole = chain.copy()
+    whole.extend(earlier.token_ids)
+    return whole.head_hash() == head_hash

@@ -69,7 +69,7 @@ class Lifecycle:
             if stored or call.name not in self._core.lives:
                 outcome = await self._fork(call)
             else:
-                outcome = await self._loop.at_tick(lambda: self._fork(call))
+                outcome = await self._loop.at_tick(lambda: self._fork_with_image(call))
             rows = list(outcome.children)
             if outcome.replayed:
                 rows = [await self._core.catalog.get_session(row.name) for row in rows]
@@ -90,11 +90,16 @@ class Lifecycle:
             for child in ids
         )
         outcome = await self._core.catalog.fork(ForkSessions(call.name, call.position, children, call.request))
-        live = self._core.lives.get(call.name)
         if not outcome.replayed:
             self._core.counters.forks += len(children)
-            if live is not None:
-                await self._images.make(live, outcome.position, outcome.children)
+        return outcome
+
+    async def _fork_with_image(self, call: ForkCall) -> ForkOutcome:
+        """Between steps only: the parent's tokens consumed and its state on the engine must be of one moment."""
+        outcome = await self._fork(call)
+        live = self._core.lives.get(call.name)
+        if live is not None and not outcome.replayed:
+            await self._images.make(live, outcome.position, outcome.children)
         return outcome
 
     async def rewind(self, name: SessionName, position: int, request: RequestKey | None) -> SessionView:

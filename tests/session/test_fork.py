@@ -17,9 +17,10 @@ from forkpoint.ids import SessionName
 from forkpoint.server.engine.batch import Sample
 from forkpoint.server.session.api import ForkCall, GenerateCall
 from forkpoint.server.session.seeds import child_seed, derive_seed
+from forkpoint.statestore.base import AppendTokens
 from forkpoint.statestore.records import CheckpointPolicy, FinishReason
 from tests.support.hash_engine import HashEngine, continuation
-from tests.support.session_site import Running, Site, key, until
+from tests.support.session_site import Running, Site, background, key, until
 
 PROMPT = list(b"two roads diverged in a yellow wood")
 GREEDY = Sample(0.0, 0, 1.0, 0.0, 7)
@@ -241,3 +242,38 @@ async def test_random_trees_match_a_plain_model(site: Site, rng: random.Random, 
         assert await node.log(name) == log
     views = await node.node.list_sessions("w", None, 100, False)
     assert {view.row.name: view.row.head for view in views} == {name: len(log) for name, log in model.items()}
+
+
+async def test_children_of_a_parent_that_this_node_lost_unknowingly_are_what_the_store_says(node: Running) -> None:
+    """The parent's state here is of a branch that its new owner left."""
+    name = await node.session("s")
+    await node.append(name, PROMPT)
+    await node.idle(name)
+    epoch = (await node.node.get_session(name)).row.epoch + 1
+    await node.catalog.acquire(name, "thief", epoch - 1)
+    await node.catalog.rewind(name, epoch, 16)
+    other = list(b"something else altogether, and at least as long")
+    await node.catalog.append(AppendTokens(name, epoch, tuple(other)))
+    log = [*PROMPT[:16], *other]
+    children = await node.fork(name, "a", "b")
+    for child in children:
+        read = await node.generate(GenerateCall(child, key(child.session), max_tokens=9))
+        assert read.tokens == continuation(log, 9, GREEDY)[0]
+
+
+async def test_a_parent_that_begins_to_run_while_it_is_forked_gives_no_torn_image(node: Running) -> None:
+    name = await node.session("s")
+    await node.append(name, PROMPT)
+    await node.node.pause(name, None)
+    node.faults.gates["fork"] = gate = asyncio.Event()
+    forking = background(node.fork(name, "child", position=len(PROMPT)))
+    await until(lambda: "fork" in node.faults.waiting)
+    await node.node.resume(name, None)
+    node.engine.step_pause = 0.05
+    await node.append(name, list(range(120)))
+    await asyncio.sleep(0.02)
+    gate.set()
+    (child,) = await forking
+    node.engine.step_pause = 0.0
+    read = await node.generate(GenerateCall(child, key("c"), max_tokens=9))
+    assert read.tokens == continuation(PROMPT, 9, GREEDY)[0]
