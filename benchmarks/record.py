@@ -9,6 +9,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
+from forkpoint.clock import SystemClock
+
 RESULTS: Final = Path(__file__).parent / "results"
 
 
@@ -45,7 +47,8 @@ def commit() -> str:
 
 def write(benchmark: str, rows: list[Measurement]) -> Path:
     """Write and print one run's rows; replaces those of an earlier run."""
-    facts = {"machine": machine(), "commit": commit(), "date": datetime.now(UTC).date().isoformat()}
+    today = datetime.fromtimestamp(SystemClock().wall_us() / 1e6, UTC)
+    facts = {"machine": machine(), "commit": commit(), "date": today.date().isoformat()}
     path = RESULTS / f"{benchmark}.jsonl"
     lines = [json.dumps({"benchmark": benchmark, **asdict(row), **facts}) for row in rows]
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
