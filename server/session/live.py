@@ -151,7 +151,7 @@ class LiveSession:
         self.recoveries = 0
         """Restores in a row that did not get it beyond `failed_at`."""
         self.failed_at = -1
-        """Tokens consumed before the step that it failed furthest on."""
+        """Position that it must get beyond to count as well again."""
         self.changed = Signal()
 
     @property

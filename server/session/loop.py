@@ -5,7 +5,14 @@ import logging
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
-from forkpoint.errors import ForkpointError, NodeCapacityError, NodeDrainingError, StoreUnavailableError
+from forkpoint.errors import (
+    DataLossError,
+    ForkpointError,
+    NodeCapacityError,
+    NodeDrainingError,
+    StoreFullError,
+    StoreUnavailableError,
+)
 from forkpoint.ids import SessionName
 from forkpoint.server.engine.batch import Sampled, Work
 from forkpoint.server.engine.errors import NonFiniteLogitsError
@@ -123,10 +130,15 @@ class StepLoop:
         if self._store_rests():
             return
         for live in [live for live in self._core.lives.values() if live.suspect and not live.held]:
+            if self._core.rests(live):
+                continue
             try:
                 await self._settler.refresh(live)
-            except ForkpointError as error:
+            except (StoreUnavailableError, StoreFullError) as error:
                 self._store_failed([live], error)
+                return
+            except Exception as error:  # noqa: BLE001 - logged there; it is this session's alone
+                await self._session_failed(live, error)
 
     async def _end_generations(self) -> bool:
         """Stop conditions are read off the log before anything is sampled; ends asked for are taken here as well."""
@@ -266,25 +278,42 @@ class StepLoop:
         """One transaction for all. A failure costs nothing but time: the same tokens are sampled again later."""
         try:
             outcomes = await self._core.catalog.commit_step([commit for _, commit in commits])
-        except Exception as error:  # noqa: BLE001 - told to the readers; unknown ones are logged
+        except (StoreUnavailableError, StoreFullError) as error:
             self._store_failed([live for live, _ in commits], error)
+            return False
+        except Exception as error:  # noqa: BLE001 - logged by whoever is found to have failed
+            if len(commits) > 1:
+                # One of them is refused, and all with it: alone it fails nobody else.
+                return any([await self._write([commit]) for commit in commits])
+            await self._session_failed(commits[0][0], error)
             return False
         self._store_failures = 0
         for (live, commit), outcome in zip(commits, outcomes, strict=True):
-            await self._settler.settle(live, commit, outcome)
+            try:
+                await self._settler.settle(live, commit, outcome)
+            except (StoreUnavailableError, StoreFullError) as error:
+                self._store_failed([live], error)
+            except Exception as error:  # noqa: BLE001 - logged there; the others' tokens are to be published
+                await self._session_failed(live, error)
         return True
 
-    def _store_failed(self, lives: Sequence[LiveSession], error: Exception) -> None:
+    async def _session_failed(self, live: LiveSession, error: Exception) -> None:
+        """The store is well, but not with this session."""
+        live.suspect = True
+        if isinstance(error, DataLossError):
+            await self._quarantine.unreadable(live, error)
+        else:
+            self._core.back_off(live, error)
+
+    def _store_failed(self, lives: Sequence[LiveSession], error: ForkpointError) -> None:
         self._store_failures += 1
         self._core.counters.commit_failures += 1
         delay = self._core.retry_delay(self._store_failures)
         self._store_retry_at = self._core.clock.monotonic() + delay
-        known = isinstance(error, ForkpointError)
-        log.log(logging.WARNING if known else logging.ERROR, "a commit failed: %s", error, exc_info=not known)
-        told = error if known else StoreUnavailableError("catalog", str(error))
+        log.warning("a commit failed: %s", error)
         for live in lives:
             live.suspect = True
-            live.fail(told)
+            live.fail(error)
         self._core.wake_in(delay)
 
     def _store_rests(self) -> bool:

@@ -37,7 +37,8 @@ class Quarantine:
         await self._core.discard(live)
 
     async def unreadable(self, live: LiveSession, error: ForkpointError) -> None:
-        """A restore found the session's log damaged. Its readers are told at once."""
+        """The session's log is damaged, as a restore, a commit or a look found. Its readers are told at once."""
+        live.failed_at = max(live.failed_at, live.head)
         live.recoveries += 1
         if live.recoveries >= STRIKES and not live.held:
             await self._isolate(live, error)

@@ -1,18 +1,27 @@
 """The store fails or loses answers: nothing that was not durable is seen, and decoding resumes by itself."""
 
 import asyncio
+import contextlib
 import random
+from dataclasses import replace
 
+import apsw
 import pytest
 
-from forkpoint.errors import ForkpointError, StoreFullError, StoreUnavailableError
+from forkpoint.errors import (
+    ForkpointError,
+    LogCorruptError,
+    SessionQuarantinedError,
+    StoreFullError,
+    StoreUnavailableError,
+)
 from forkpoint.ids import SessionName
 from forkpoint.server.engine.batch import Sample
 from forkpoint.server.session.api import CreateSession, ForkCall, GenerateCall
 from forkpoint.statestore.base import StepCommit, StepStatus
 from forkpoint.statestore.records import FinishReason
 from tests.support.hash_engine import continuation
-from tests.support.session_site import Read, Running, key, until
+from tests.support.session_site import Read, Running, Site, key, until
 
 PROMPT = list(b"if it is not written it was not said")
 GREEDY = Sample(0.0, 0, 1.0, 0.0, 7)
@@ -183,3 +192,56 @@ async def test_a_pause_that_the_store_refuses_leaves_the_session_usable(node: Ru
     node.faults.heal()
     read = await node.generate(GenerateCall(name, key("g"), max_tokens=5))
     assert read.tokens == continuation(PROMPT, 5, GREEDY)[0]
+
+
+async def test_a_session_whose_log_refuses_more_stops_nobody_else(disk: Site) -> None:
+    node = await disk.node()
+    await node.workflow()
+    node.engine.step_pause = 0.001
+    bad, good = await node.session("bad"), await node.session("good")
+    for name in (bad, good):
+        await node.append(name, PROMPT)
+    reads = [node.reading(GenerateCall(name, key(name.session), max_tokens=150)) for name in (bad, good)]
+    await until(lambda: all(len(read.tokens) > 5 for read, _ in reads))
+    row = await node.catalog.get_session(bad)
+    with contextlib.closing(apsw.Connection(str(disk.folder / "catalog.db"))) as database:
+        for ahead in range(1, 40):
+            values = (int(row.branch), row.head + ahead, b"not a record")
+            database.execute("INSERT OR IGNORE INTO log (branch, start, record) VALUES (?, ?, ?)", values)
+    async with asyncio.timeout(5):
+        await reads[1][1]
+        with pytest.raises(LogCorruptError):
+            await reads[0][1]
+    assert reads[1][0].tokens == continuation(PROMPT, 150, GREEDY)[0]
+    assert node.node.counters.commit_failures == 0, "the store as such is well"
+    await until(lambda: node.node.counters.sessions_quarantined == 1)
+    with pytest.raises(SessionQuarantinedError):
+        await node.generate(GenerateCall(bad, key("bad"), max_tokens=150))
+
+
+async def test_an_answer_that_fails_one_session_is_settled_for_the_others(
+    node: Running, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One session's conflict needs another look at the store, and that look fails."""
+    node.engine.step_pause = 0.01
+    names = [await node.session(f"s{number}") for number in range(3)]
+    for name in names:
+        await node.append(name, PROMPT)
+    reads = [node.reading(GenerateCall(name, key(name.session), max_tokens=40)) for name in names]
+    await until(lambda: all(len(read.tokens) > 3 for read, _ in reads))
+    row = await node.catalog.get_session(names[0])
+    expected = continuation(PROMPT, 40, GREEDY)[0]
+    at = row.head - len(PROMPT)
+    node.faults.before["read_log"] = StoreUnavailableError("catalog", "gone")
+    ahead = StepCommit(names[0], row.epoch, row.head, tuple(expected[at : at + 2]), names[0].session)
+    generation = await node.catalog.open_generation(names[0])
+    assert generation is not None
+    await node.catalog.commit_step([replace(ahead, generation=generation.generation)])
+    heads = [len(read.tokens) for read, _ in reads[1:]]
+    await until(lambda: all(len(read.tokens) > head for (read, _), head in zip(reads[1:], heads, strict=True)))
+    node.faults.heal()
+    await asyncio.gather(*(task for _, task in reads), return_exceptions=True)
+    for name in names:
+        read = await node.generate(GenerateCall(name, key(name.session), max_tokens=40))
+        assert read.tokens == expected
+    assert "a step failed" not in caplog.text, "it was foreseen"
