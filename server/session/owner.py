@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from forkpoint.errors import (
+    NodeDrainingError,
     NotFoundError,
     SessionPausedError,
     SessionQuarantinedError,
@@ -57,7 +58,7 @@ class Owners:
         """The session, owned by this node.
 
         Raises NotFoundError, SessionQuarantinedError, SessionPausedError (unless `resume`), SessionRelocatingError
-        when a live node has it.
+        when a live node has it, NodeDrainingError.
         """
         live = self._core.lives.get(name)
         if live is not None:
@@ -73,6 +74,9 @@ class Owners:
             live.last_used = self._core.ticket()
             if generation is not None:
                 await self.adopt(live, generation)
+            if self._core.draining:
+                await self._core.catalog.release(name, live.epoch, SessionState.ACTIVE)
+                raise NodeDrainingError(self._core.options.node)
             self._core.lives[name] = live
             self._core.wake()
             return live

@@ -59,8 +59,8 @@ class Shutdown:
             self._end_streams()
         try:
             async with asyncio.timeout(core.options.shutdown_seconds * (1 - CHECKPOINT_SHARE)):
-                for live in core.lives.values():
-                    await self._release(live)
+                # All at once: the store commits many together.
+                await asyncio.gather(*(self._release(live) for live in list(core.lives.values())))
         except TimeoutError:
             log.warning("not every session was released in time: another node finds this one dead")
         core.lives.clear()

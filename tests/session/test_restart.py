@@ -14,7 +14,7 @@ from forkpoint.server.session.api import AppendCall, GenerateCall, Input
 from forkpoint.statestore.base import StepCommit
 from forkpoint.statestore.records import SessionState
 from tests.support.hash_engine import HashEngine, continuation
-from tests.support.session_site import FAST, Running, Site, key, until
+from tests.support.session_site import FAST, Running, Site, background, key, until
 
 PROMPT = list(b"what was said is said, whoever says it")
 GREEDY = Sample(0.0, 0, 1.0, 0.0, 7)
@@ -344,3 +344,26 @@ async def test_recovery_outlives_what_nobody_foresaw(site: Site, monkeypatch: py
     await first.crash()
     await asyncio.gather(task, return_exceptions=True)
     await until(lambda: second.node.counters.generations_finished == 1)
+
+
+async def test_a_session_that_arrives_while_the_node_leaves_is_given_up_as_well(site: Site) -> None:
+    first = await site.node()
+    await first.workflow()
+    old, new = await first.session("old"), await first.session("new")
+    await first.append(old, PROMPT)
+    first.faults.gates = {"acquire": asyncio.Event(), "release": asyncio.Event()}
+    appending = background(first.append(new, b"x"))
+    await until(lambda: "acquire" in first.faults.waiting)
+    stopping = background(first.node.stop())
+    await until(lambda: "release" in first.faults.waiting)
+    first.faults.gates["acquire"].set()
+    await asyncio.sleep(0.05)
+    first.faults.gates["release"].set()
+    await stopping
+    with pytest.raises(NodeDrainingError):
+        await appending
+    for name in (old, new):
+        assert (await first.catalog.get_session(name)).owner == ""
+    second = await site.node()
+    await second.append(new, b"y")
+    assert await second.log(new) == list(b"y")
