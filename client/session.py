@@ -71,11 +71,7 @@ class Session:
             request.durability = common_pb2.Durability.Value(durability)
         if not is_large(request):
             return await self._wire.unary(lambda c: c.sessions.Append, request, self.name, timeout_s)
-        try:
-            sessions = self._wire.connection(self.name).sessions
-            return await sessions.UploadAppend(chunks(request), timeout=timeout_s)
-        except grpc.aio.AioRpcError as failure:
-            raise remote_error(failure) from None
+        return await self._wire.call(lambda c: c.sessions.UploadAppend(chunks(request), timeout=timeout_s), self.name)
 
     def generate(
         self,

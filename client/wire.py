@@ -8,7 +8,7 @@ from __future__ import annotations  # grpc's classes are generic, and its stubs 
 
 import asyncio
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Final, TypeVar
 
 import grpc
@@ -113,15 +113,20 @@ class Wire:
         route: str = "",
         timeout_s: float = DEADLINE_SECONDS,
     ) -> R:
-        """Call a method; raises RemoteError. gRPC itself repeats UNAVAILABLE a few times; then other nodes are tried,
-        each once, and the owner that a node names. The request's id makes all that one call."""
+        """Call a method; as `call`."""
+        return await self.call(lambda connection: pick(connection)(request, timeout=timeout_s), route)
+
+    async def call(self, send: Callable[[Connection], Awaitable[R]], route: str = "") -> R:
+        """Send a call, which may upload a stream, and return its answer; raises RemoteError. gRPC itself repeats
+        UNAVAILABLE a few times; then other nodes are tried, each once, and the owner that a node names. The request's
+        id makes all that one call."""
         failed = set[str]()
         tries_left = REDIRECTS_MAX + len(self.addresses)
         while True:
             tries_left -= 1
             connection = self.connection(route)
             try:
-                return await pick(connection)(request, timeout=timeout_s)
+                return await send(connection)
             except grpc.aio.AioRpcError as failure:
                 error = remote_error(failure)
             if error.code != "UNAVAILABLE" or not tries_left:

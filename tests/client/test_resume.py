@@ -91,6 +91,15 @@ async def test_a_session_that_moved_is_found_at_its_new_owner(site: Served, tmp_
         assert (await session.append(text="?")).head == 17, "and back again"
 
 
+async def test_an_upload_finds_the_owner_as_well(site: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("forkpoint.client.session.is_large", lambda request: True)
+    session = await site.session(text="hello")
+    async with served(tmp_path / "data", workflow=False, node="other") as second, Client(second.address) as client:
+        assert (await client.sessions.open(session.name).append(text="!" * 300)).head == 305
+    async with Client(["127.0.0.1:1", site.address]) as client:
+        assert (await client.sessions.open(session.name).append(text="?")).head == 306, "a dead address is passed over"
+
+
 async def test_a_dead_address_is_passed_over(site: Served) -> None:
     async with Client(["127.0.0.1:1", site.address]) as client:
         await client.ready()
