@@ -222,7 +222,7 @@ def test_every_promise_that_the_readme_calls_tested_names_a_test_that_exists() -
         assert missing_tests(referenced_tests(row["tests"])) == []
 
 
-@pytest.mark.parametrize("page", ["README.md", "ARCHITECTURE.md", "CONTRIBUTING.md"])
+@pytest.mark.parametrize("page", ["README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "docs/cases.md"])
 def test_tests_named_in_the_documents_exist(page: str) -> None:
     assert missing_tests(referenced_tests((ROOT / page).read_text(encoding="utf-8"))) == []
 

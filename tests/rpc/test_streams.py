@@ -11,6 +11,7 @@ from pathlib import Path
 import grpc
 import pytest
 
+from forkpoint.client.wire import Connection
 from forkpoint.errors import NodeDrainingError
 from forkpoint.proto.forkpoint.v1 import session_service_pb2 as pb
 from forkpoint.server.rpc.stream import Drain, Source, relay
@@ -87,6 +88,29 @@ async def test_a_client_that_stops_reading_and_closes_frees_its_reader(site: Ser
     await generation.detach()
     await gone(site)
     assert len((await session.generate(max_tokens=300, request_id="g").result()).token_ids) == 300
+
+
+async def test_streams_dropped_by_the_thousand_leave_nothing(site: Served) -> None:
+    """Connections with fifty streams each go away after the first message of each."""
+    session = await site.session(text="hello")
+    generate = session.generate(max_tokens=300, request_id="g")
+    await generate.result()
+    follow = pb.ReadTokensRequest(name=session.name, follow=True)
+
+    async def drop(connections: int) -> int:
+        for _ in range(connections):
+            raw = Connection(site.address)
+            for _ in range(25):
+                await raw.sessions.Generate(generate.request).read()
+                await raw.sessions.ReadTokens(follow).read()
+            await raw.channel.close()
+        await gone(site)
+        return len(asyncio.all_tasks())
+
+    before = await drop(2)
+    assert await drop(18) <= before + 5
+    await session.pause()
+    assert site.engine.sequences == {}
 
 
 async def test_drain_ends_streams_with_their_position_and_refuses_new_calls(site: Served) -> None:
