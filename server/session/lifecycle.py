@@ -67,15 +67,19 @@ class Lifecycle:
         check_fork(call)
         async with self._claims.request(call.request) as stored:
             if stored or call.name not in self._core.lives:
-                outcome = await self._fork(call)
+                outcome, parent = await self._fork(call)
             else:
-                outcome = await self._loop.at_tick(lambda: self._fork_with_image(call))
+                outcome, parent = await self._loop.at_tick(lambda: self._fork_with_image(call))
             rows = list(outcome.children)
-            if outcome.replayed:
+            if not outcome.replayed:
+                if (await self._core.catalog.get_session(call.name)).branch == parent.branch:
+                    await self._usage.inherit(parent.branch, rows)
+            else:
                 rows = [await self._core.catalog.get_session(row.name) for row in rows]
             return await self._views.many(rows), outcome.position
 
-    async def _fork(self, call: ForkCall) -> ForkOutcome:
+    async def _fork(self, call: ForkCall) -> tuple[ForkOutcome, SessionRow]:
+        """The outcome, and the parent as it was a moment before."""
         parent = await self._core.catalog.get_session(call.name)
         ids = call.session_ids or tuple(new_id("s") for _ in range(call.count))
         children = tuple(
@@ -92,15 +96,15 @@ class Lifecycle:
         outcome = await self._core.catalog.fork(ForkSessions(call.name, call.position, children, call.request))
         if not outcome.replayed:
             self._core.counters.forks += len(children)
-        return outcome
+        return outcome, parent
 
-    async def _fork_with_image(self, call: ForkCall) -> ForkOutcome:
+    async def _fork_with_image(self, call: ForkCall) -> tuple[ForkOutcome, SessionRow]:
         """Between steps only: the parent's tokens consumed and its state on the engine must be of one moment."""
-        outcome = await self._fork(call)
+        outcome, parent = await self._fork(call)
         live = self._core.lives.get(call.name)
         if live is not None and not outcome.replayed:
             await self._images.make(live, outcome.position, outcome.children)
-        return outcome
+        return outcome, parent
 
     async def rewind(self, name: SessionName, position: int, request: RequestKey | None) -> SessionView:
         """Ends a running generation, then lets the name point at a branch that ends at `position`."""

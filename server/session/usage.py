@@ -1,13 +1,14 @@
 """Tokens of a log by kind."""
 
 from collections import OrderedDict
+from collections.abc import Sequence
 from typing import Final
 
 from forkpoint.ids import SessionName
 from forkpoint.server.session.api import Usage
 from forkpoint.server.session.logread import read_slices
 from forkpoint.statestore.base import Catalog
-from forkpoint.statestore.records import Kind
+from forkpoint.statestore.records import Kind, SessionRow
 
 BRANCHES_KEPT: Final = 4096
 """Branches whose count is remembered: a few tens of bytes each."""
@@ -27,12 +28,25 @@ class UsageCounter:
         if position > head:
             position, prompt = 0, 0
         prompt += await self._prompt(name, position, head)
+        self._remember(branch, head, prompt)
+        return Usage(prompt, head - prompt)
+
+    async def inherit(self, parent_branch: str, children: Sequence[SessionRow]) -> None:
+        """New children of one fork of a branch: what is known of its log is not read again, and what is not, once."""
+        first = children[0]
+        position, prompt = self._known.get(parent_branch, (0, 0))
+        if position <= first.head:
+            self._remember(first.branch, position, prompt)
+        prompt = (await self.count(first.name, first.branch, first.head)).prompt_tokens
+        for branch in (parent_branch, *(child.branch for child in children)):
+            self._remember(branch, first.head, prompt)
+
+    def _remember(self, branch: str, head: int, prompt: int) -> None:
         if head >= self._known.get(branch, (0, 0))[0]:
             self._known[branch] = (head, prompt)
             self._known.move_to_end(branch)
             if len(self._known) > BRANCHES_KEPT:
                 self._known.popitem(last=False)
-        return Usage(prompt, head - prompt)
 
     async def between(self, name: SessionName, start: int, end: int) -> Usage:
         """Usage of positions [start, end)."""

@@ -18,7 +18,7 @@ from forkpoint.server.engine.batch import Sample
 from forkpoint.server.session.api import ForkCall, GenerateCall
 from forkpoint.server.session.seeds import child_seed, derive_seed
 from forkpoint.statestore.base import AppendTokens
-from forkpoint.statestore.records import CheckpointPolicy, FinishReason
+from forkpoint.statestore.records import CheckpointPolicy, FinishReason, LogSlice
 from tests.support.hash_engine import HashEngine, continuation
 from tests.support.session_site import Running, Site, background, key, until
 
@@ -277,3 +277,29 @@ async def test_a_parent_that_begins_to_run_while_it_is_forked_gives_no_torn_imag
     node.engine.step_pause = 0.0
     read = await node.generate(GenerateCall(child, key("c"), max_tokens=9))
     assert read.tokens == continuation(PROMPT, 9, GREEDY)[0]
+
+
+async def test_a_fork_reads_no_log_that_was_counted_before_and_the_rest_once(
+    memory: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = memory
+    name = await node.session("s")
+    await node.append(name, PROMPT)
+    await node.generate(GenerateCall(name, key("g"), max_tokens=10))
+    reads: list[tuple[int, int]] = []
+    read_log = node.catalog.read_log
+
+    async def counted(session: SessionName, start: int, limit: int) -> LogSlice:
+        reads.append((start, limit))
+        return await read_log(session, start, limit)
+
+    monkeypatch.setattr(node.catalog, "read_log", counted)
+    views, position = await node.node.fork(ForkCall(name, 20))
+    assert (position, reads) == (45, [])
+    assert {(view.usage.prompt_tokens, view.usage.generated_tokens) for view in views} == {(35, 10)}
+    await node.append(name, b"more")
+    await node.node.fork(ForkCall(name, 20))
+    assert reads == [(45, 4)]
+    views, _ = await node.node.fork(ForkCall(name, 20, 40))
+    assert reads == [(45, 4), (0, 40)]
+    assert {(view.usage.prompt_tokens, view.usage.generated_tokens) for view in views} == {(35, 5)}
