@@ -97,9 +97,11 @@ def grid_hashes(root: bytes, token_ids: Sequence[int], start: int = 0) -> list[t
 
     `root` is h(start) and `start` lies on the grid, so the first pair is (start, root).
     """
-    chain = HashChain(start, root)
-    points = [(start, root)]
-    for offset in range(0, len(token_ids) - TILE_TOKENS + 1, TILE_TOKENS):
-        chain.extend(token_ids[offset : offset + TILE_TOKENS])
-        points.append((chain.position, chain.grid_hash))
+    if start % TILE_TOKENS:
+        raise ValueError(f"{start} is not on the grid")
+    data = pack_tokens(token_ids)
+    link, points = root, [(start, root)]
+    for offset in range(0, len(data) - TILE_BYTES + 1, TILE_BYTES):
+        link = blake3(link + data[offset : offset + TILE_BYTES]).digest()
+        points.append((start + (offset + TILE_BYTES) // TOKEN_BYTES, link))
     return points

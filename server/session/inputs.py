@@ -56,6 +56,8 @@ def input_tokens(given: Input, codec: TextCodec, vocab_size: int) -> tuple[int, 
 
 def check_tokens(token_ids: Sequence[int], vocab_size: int) -> None:
     """Raises TokenOutOfRangeError."""
+    if not token_ids or (min(token_ids) >= 0 and max(token_ids) < vocab_size):
+        return
     for index, token_id in enumerate(token_ids):
         if not 0 <= token_id < vocab_size:
             raise TokenOutOfRangeError(token_id, index, vocab_size)

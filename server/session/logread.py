@@ -1,6 +1,7 @@
 """Reading a session's log in pieces."""
 
 from collections.abc import AsyncIterator
+from itertools import chain
 from typing import Final
 
 from forkpoint.errors import LogCorruptError
@@ -28,7 +29,7 @@ async def read_all(catalog: Catalog, name: SessionName, start: int, end: int) ->
     parts = [part async for part in read_slices(catalog, name, start, end)]
     return LogSlice(
         start,
-        tuple(token for part in parts for token in part.token_ids),
-        tuple(kind for part in parts for kind in part.kinds),
-        tuple(logprob for part in parts for logprob in part.logprobs),
+        tuple(chain.from_iterable(part.token_ids for part in parts)),
+        tuple(chain.from_iterable(part.kinds for part in parts)),
+        tuple(chain.from_iterable(part.logprobs for part in parts)),
     )

@@ -1,5 +1,6 @@
 """Restore: the newest usable checkpoint, then the log's tail. Resume, recovery, forks from the past: all are this."""
 
+import asyncio
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing
@@ -49,7 +50,7 @@ class Restorer:
         head, head_hash = live.head, live.row.head_hash
         live.needed_from = head
         tokens = await read_all(self._core.catalog, live.name, 0, head)
-        points = grid_hashes(root_hash(self._core.marker), tokens.token_ids)
+        points = await asyncio.to_thread(grid_hashes, root_hash(self._core.marker), tokens.token_ids)
         self._check_head(live, tokens, points[-1], head_hash)
         limit = head - 1 if live.will_sample else head
         damaged: set[tuple[str, int]] = set()
