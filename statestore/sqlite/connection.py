@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import fcntl
 import os
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -24,6 +25,8 @@ T = TypeVar("T")
 
 BUSY_MS: Final = 10_000
 """How long a transaction waits for another process's; each lasts milliseconds, so this much is an outage."""
+WAL_TRIES: Final = 100
+WAL_WAIT_SECONDS: Final = 0.02
 CHECKPOINT_PAGES: Final = 1000
 """WAL length at which its pages are moved into the database: 4 MB, SQLite's own default."""
 STATEMENTS_MAX: Final = 256
@@ -40,6 +43,16 @@ def check_sqlite_version(version: str) -> None:
     fixed = number >= (3, 51, 3) or (3, 50, 7) <= number < (3, 51) or (3, 44, 6) <= number < (3, 45)
     if not fixed:
         raise ConfigError("sqlite", "the apsw package", f"SQLite {version} can corrupt a shared WAL; 3.51.3 is needed")
+
+
+def _enter_wal(db: apsw.Connection) -> str:
+    """Switch to WAL; returns the journal mode. When two connections switch a new file at the same time SQLite refuses
+    one of them at once, whatever its busy timeout: the other is done in a moment, and then the file is in WAL mode."""
+    for _ in range(WAL_TRIES):
+        with contextlib.suppress(apsw.BusyError):
+            return str(db.pragma("journal_mode", "wal"))
+        threading.Event().wait(WAL_WAIT_SECONDS)
+    return str(db.pragma("journal_mode", "wal"))
 
 
 class SqliteConnection:
@@ -91,7 +104,7 @@ class SqliteConnection:
             db.set_busy_timeout(BUSY_MS)
             db.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
             db.pragma("synchronous", self._synchronous)
-            if db.pragma("journal_mode", "wal") != "wal":
+            if _enter_wal(db) != "wal":
                 raise StoreUnavailableError(str(self.path), "the file system can't hold a shared WAL")
             db.pragma("wal_autocheckpoint", 0)
             db.pragma("foreign_keys", "ON")
