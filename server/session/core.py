@@ -9,7 +9,7 @@ from forkpoint.errors import ForkpointError
 from forkpoint.ids import SessionName
 from forkpoint.server.session.counters import Counters
 from forkpoint.server.session.engine_thread import EngineThread
-from forkpoint.server.session.live import LiveSession, Place
+from forkpoint.server.session.live import LiveSession, LogTail, Place
 from forkpoint.server.session.options import NodeOptions
 from forkpoint.server.session.ports import TextCodec
 from forkpoint.server.session.tasks import TaskOwner
@@ -88,6 +88,8 @@ class NodeCore:
         """Take it off the engine without a checkpoint; it waits like any other when it is needed again."""
         live.place = Place.PARKED
         live.waiting_since = self.ticket()
+        if live.generation is None:
+            live.tail = LogTail(live.head)
         await self.free_sequence(live)
 
     async def drop(self, live: LiveSession, error: Exception) -> None:

@@ -1,26 +1,33 @@
 """Export and import: a session's log and generations, without any state."""
 
 from collections.abc import AsyncIterator
+from dataclasses import dataclass, replace
 
-from forkpoint.errors import AlreadyExistsError, LogCorruptError, StaleEpochError, StateIncompatibleError
+from forkpoint.errors import AlreadyExistsError, LogCorruptError, StateIncompatibleError
 from forkpoint.ids import SessionName, new_id
 from forkpoint.server.session.api import CreateSession, ExportedSession, SessionView
 from forkpoint.server.session.claims import Claims
 from forkpoint.server.session.inputs import check_room, check_tokens
 from forkpoint.server.session.lifecycle import Lifecycle
 from forkpoint.server.session.live import LiveSession
-from forkpoint.server.session.logread import read_slices
+from forkpoint.server.session.logread import read_all, read_slices
 from forkpoint.server.session.views import Views
-from forkpoint.statestore.base import AppendTokens, BeginGeneration, StepCommit, StepStatus
+from forkpoint.statestore.base import AppendTokens, PastGeneration
 from forkpoint.statestore.chain import HashChain
 from forkpoint.statestore.records import FinishReason, GenerationRow, Kind, LogSlice, RequestKey, StoreMarker
 
 IMPORT_STEP_TOKENS = 4096
 """Tokens of one import transaction."""
+DONE = "\nimported"
+"""Behind an import's request id: the id of its last append. No other call's id can hold a line break in this place."""
 
 
 class Porter:
-    """Writes sessions out and takes them in."""
+    """Writes sessions out and takes them in.
+
+    An import is many transactions, each of them whole turns or parts of the log between two. One that broke off leaves
+    a session with the log up to some turn; the same call again (by its request id) goes on from there.
+    """
 
     def __init__(self, claims: Claims, lifecycle: Lifecycle, views: Views) -> None:
         self._claims = claims
@@ -55,13 +62,10 @@ class Porter:
                 name, head.row.seed, head.row.policy, head.row.labels, head.row.transient, None, request
             )
             await self._lifecycle.create_claimed(create)
-            row = await self._core.catalog.get_session(name)
-            if row.head > 0:
-                if row.head != len(tokens):
-                    raise AlreadyExistsError(str(name))
-                return await self._views.one(row)
-            pieces = _pieces(kinds, head.generations, len(tokens))
-            await self._claims.owned(name, lambda live: self._write(live, pieces, tokens, kinds, logprobs))
+            done = None if request is None else replace(request, request_id=f"{request.request_id}{DONE}")
+            if done is None or await self._core.catalog.find_request(done) is None:
+                log = ImportedLog(tokens, kinds, logprobs, head.generations)
+                await self._claims.owned(name, lambda live: self._write(live, log, done))
             return await self._views.one(await self._core.catalog.get_session(name))
 
     async def _collect(
@@ -86,44 +90,53 @@ class Porter:
             raise LogCorruptError(str(name), 0, 0, "the tokens do not hash to the export's head hash")
         return tokens, kinds, logprobs
 
-    async def _write(
-        self,
-        live: LiveSession,
-        pieces: list[tuple[int, int, GenerationRow | None]],
-        tokens: list[int],
-        kinds: list[Kind],
-        logprobs: list[float | None],
-    ) -> None:
+    async def _write(self, live: LiveSession, log: "ImportedLog", done: RequestKey | None) -> None:
         async with self._claims.writing(live, "import"):
-            for start, end, generation in pieces:
-                if generation is None:
-                    append = AppendTokens(live.name, live.epoch, tuple(tokens[start:end]), kinds[start])
-                    outcome_hash = (await self._core.catalog.append(append)).head_hash
-                else:
-                    part = (tuple(tokens[start:end]), tuple(logprobs[start:end]))
-                    outcome_hash = await self._generation(live, start, part, generation)
-                live.grow(tuple(tokens[start:end]), kinds[start], outcome_hash, tuple(logprobs[start:end]))
+            there = (await read_all(self._core.catalog, live.name, 0, live.head)).token_ids
+            if list(there) != log.token_ids[: live.head]:
+                raise AlreadyExistsError(str(live.name))
+            pieces = [piece for piece in log.pieces() if piece[0] >= live.head] or [(live.head, live.head, None)]
+            for number, (start, end, generation) in enumerate(pieces, 1):
+                tokens, kind, logprobs = log.part(start, end)
+                past = None
+                if generation is not None:
+                    # One that was open ends as cancelled.
+                    past = PastGeneration(new_id("g"), generation.params, generation.finish or FinishReason.CANCELLED)
+                append = AppendTokens(
+                    live.name,
+                    live.epoch,
+                    tokens,
+                    kind,
+                    expected_position=start,
+                    request=done if number == len(pieces) else None,
+                    logprobs=logprobs,
+                    past=past,
+                )
+                outcome = await self._core.catalog.append(append)
+                live.grow(tokens, kind, outcome.head_hash, logprobs)
             live.wants_prefill = True
             self._core.wake()
 
-    async def _generation(
-        self,
-        live: LiveSession,
-        start: int,
-        part: tuple[tuple[int, ...], tuple[float | None, ...]],
-        row: GenerationRow,
-    ) -> bytes:
-        """One finished generation, as it was; one that was open ends as cancelled."""
-        token_ids, logprobs = part
-        catalog = self._core.catalog
-        generation = new_id("g")
-        await catalog.begin_generation(BeginGeneration(live.name, live.epoch, generation, row.params))
-        finish = row.finish or FinishReason.CANCELLED
-        commit = StepCommit(live.name, live.epoch, start, token_ids, generation, logprobs, finish)
-        outcome = (await catalog.commit_step([commit]))[0]
-        if outcome.status is not StepStatus.COMMITTED:
-            raise StaleEpochError(str(live.name), live.epoch, outcome.epoch)
-        return outcome.head_hash
+
+@dataclass(frozen=True, slots=True)
+class ImportedLog:
+    """What an import writes: all tokens with their kinds and logprobs, and the generations among them."""
+
+    token_ids: list[int]
+    kinds: list[Kind]
+    logprobs: list[float | None]
+    generations: tuple[GenerationRow, ...]
+
+    def pieces(self) -> list[tuple[int, int, GenerationRow | None]]:
+        """What one transaction each writes, in order."""
+        return _pieces(self.kinds, self.generations, len(self.token_ids))
+
+    def part(self, start: int, end: int) -> tuple[tuple[int, ...], Kind, tuple[float | None, ...]]:
+        """Tokens [start, end), which are of one kind. No logprobs when none of them has one."""
+        logprobs = tuple(self.logprobs[start:end])
+        kind = self.kinds[start] if start < end else Kind.GENERATED
+        known = any(value is not None for value in logprobs)
+        return tuple(self.token_ids[start:end]), kind, logprobs if known else ()
 
 
 def _pieces(

@@ -130,6 +130,8 @@ class LiveSession:
         self.slice_start = 0
         """Head when it was admitted."""
         self.last_used = 0
+        self.last_seen_used = -1
+        """`last_used` when the node looked for dormant sessions."""
         self.held = False
         """No step may run it: a tick's operation or a pause works on it."""
         self.suspect = False
@@ -215,6 +217,12 @@ class LiveSession:
         """Tell the readers of now; those who come later see the next failure."""
         self.trouble = (self.trouble[0] + 1, error)
         self.changed.fire()
+
+    @property
+    def is_dormant(self) -> bool:
+        """It has no slot, and nobody wants one for it."""
+        busy = self.generation is not None or self.writer or self.wanted or self.wants_prefill
+        return self.place is Place.PARKED and not (busy or self.held or self.suspect)
 
     def leave(self, error: Exception) -> None:
         """The node has it no longer."""

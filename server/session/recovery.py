@@ -1,22 +1,24 @@
-"""What a node does by itself: takes over generations that a dead node left, deletes what has expired."""
+"""What a node does by itself: takes over generations that a dead node left, deletes what has expired, lets go of what
+is not used."""
 
 import asyncio
 import logging
 from collections.abc import Awaitable
 
-from forkpoint.errors import ForkpointError
+from forkpoint.errors import ForkpointError, UnavailableError
 from forkpoint.ids import SessionName
 from forkpoint.limits import PAGE_SIZE_MAX
 from forkpoint.server.session.claims import Claims
 from forkpoint.server.session.lease import DeathWatch, remove_lock_file
 from forkpoint.server.session.lifecycle import Lifecycle
+from forkpoint.server.session.live import LiveSession
 from forkpoint.statestore.records import SessionRow, SessionState
 
 log = logging.getLogger(__name__)
 
 
 class Recovery:
-    """Two slow background rounds. Sessions without a generation wait until somebody touches them."""
+    """Slow background rounds. Sessions without a generation wait until somebody touches them."""
 
     def __init__(self, claims: Claims, watch: DeathWatch, lifecycle: Lifecycle) -> None:
         self._claims = claims
@@ -37,6 +39,7 @@ class Recovery:
         while not self._core.draining:
             await asyncio.sleep(self._core.options.sweep_seconds)
             await _survive(self.delete_expired(), "deleting expired sessions")
+            await _survive(self.let_go(), "letting go of unused sessions")
 
     async def look(self) -> None:
         """One round: generations whose owner is dead or gone, or that nobody owns.
@@ -85,6 +88,26 @@ class Recovery:
             if len(rows) < PAGE_SIZE_MAX:
                 return
             after = rows[-1].name
+
+    async def let_go(self) -> None:
+        """Give up sessions that lost their slot and were not used since the last round: what a node keeps must not grow
+        with all that it ever served."""
+        lives = self._core.lives
+        unused = []
+        for live in list(lives.values()):
+            if live.is_dormant and live.last_seen_used == live.last_used:
+                del lives[live.name]
+                live.leave(UnavailableError(f"{live.name} was not used and was let go"))
+                unused.append(live)
+            live.last_seen_used = live.last_used
+        await asyncio.gather(*(self._release(live) for live in unused))
+
+    async def _release(self, live: LiveSession) -> None:
+        try:
+            await self._core.catalog.release(live.name, live.epoch, SessionState.ACTIVE)
+        except ForkpointError as error:
+            # It may be taken without that: by this node at once, by others when this one is gone.
+            log.info("%s was not released: %s", live.name, error)
 
     async def _expire(self, name: SessionName) -> None:
         try:

@@ -16,8 +16,8 @@ PROMPT = list(b"there are more of us than there are chairs")
 GREEDY = Sample(0.0, 0, 1.0, 0.0, 7)
 
 
-async def small(site: Site, slots: int, pages: int = 1024) -> Running:
-    node = await site.node(HashEngine(slots=slots, pages=pages))
+async def small(site: Site, slots: int, pages: int = 1024, sweep_seconds: float = FAST.sweep_seconds) -> Running:
+    node = await site.node(HashEngine(slots=slots, pages=pages), options=replace(FAST, sweep_seconds=sweep_seconds))
     await node.workflow()
     return node
 
@@ -157,3 +157,29 @@ async def test_a_poison_session_fails_alone(site: Site) -> None:
     node.engine.step = step  # type: ignore[method-assign]
     healed = await node.generate(GenerateCall(bad, key("h"), max_tokens=5))
     assert healed.tokens == continuation([255, *PROMPT, 254], 5, GREEDY)[0]
+
+
+async def test_a_session_that_lost_its_slot_and_is_not_used_is_let_go(site: Site) -> None:
+    """What a node keeps of sessions must not grow with all that it ever served."""
+    node = await small(site, 2)
+    names = [await node.session(f"s{number}") for number in range(6)]
+    for name in names:
+        await node.append(name, PROMPT)
+        await node.idle(name)
+    lives = node.node._core.lives
+    await until(lambda: set(lives) == set(names[-2:]))
+    assert [(await node.catalog.get_session(name)).owner == "" for name in names] == [True] * 4 + [False] * 2
+    read = await node.generate(GenerateCall(names[0], key("g"), max_tokens=9))
+    assert read.tokens == continuation(PROMPT, 9, GREEDY)[0]
+    assert node.node.counters.session_failures == 0
+
+
+async def test_a_parked_session_keeps_no_tokens_in_memory(site: Site) -> None:
+    node = await small(site, 1, sweep_seconds=60.0)
+    names = [await node.session(f"s{number}") for number in range(2)]
+    for name in names:
+        await node.append(name, PROMPT)
+        await node.idle(name)
+    parked, resident = (node.node._core.lives[name] for name in names)
+    assert (parked.tail.token_ids, parked.tail.end) == ([], len(PROMPT))
+    assert resident.tail.token_ids == PROMPT
