@@ -32,8 +32,18 @@ from forkpoint.statestore.records import (
 
 
 @dataclass(frozen=True, slots=True)
+class PastGeneration:
+    """A generation that ran and ended elsewhere: an import records it over the tokens that it comes with."""
+
+    generation: str
+    params: GenerationParams
+    finish: FinishReason
+
+
+@dataclass(frozen=True, slots=True)
 class AppendTokens:
-    """One append. `expected_*` are checked on first execution only; None means not checked."""
+    """One append. `expected_*` are checked on first execution only; None means not checked. `logprobs`: () or one for
+    each token; `past`: the tokens are this generation's, which never was open here."""
 
     session: SessionName
     epoch: int
@@ -42,6 +52,8 @@ class AppendTokens:
     expected_position: int | None = None
     expected_head_hash: bytes | None = None
     request: RequestKey | None = None
+    logprobs: tuple[float | None, ...] = ()
+    past: PastGeneration | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,7 +269,8 @@ class Catalog(Protocol):
     # --- log and generations -----------------------------------------------------------------------------------
     async def append(self, append: AppendTokens) -> AppendOutcome:
         """Append to the log. Raises PositionConflictError, LogTailMissingError (the store knows less than the
-        caller expects), RequestIdReusedError; SessionBusyError while a generation is open."""
+        caller expects), RequestIdReusedError; SessionBusyError while a generation is open. With a past generation also
+        what begin_generation raises."""
         ...
 
     async def begin_generation(self, begin: BeginGeneration) -> BeginOutcome:

@@ -42,8 +42,22 @@ class MemoryLog(MemorySessions):
             return AppendOutcome(start, head, bytes.fromhex(head_hash), epoch, True)
         stored = self._writable(append.session, append.epoch, append.expected_position, append.expected_head_hash)
         start = stored.row.head
-        self._write(stored, append.epoch, append.kind, append.token_ids)
+        if append.past is not None:
+            self._check_generation(append.session, append.past.generation, start)
+        self._write(stored, append.epoch, append.kind, append.token_ids, append.logprobs)
         row = stored.row
+        if append.past is not None:
+            past = append.past
+            self._open().generations[append.session, past.generation] = GenerationRow(
+                generation=past.generation,
+                session=append.session,
+                request_id="",
+                start=start,
+                params=past.params,
+                finish=past.finish,
+                end=row.head,
+                branch=row.branch,
+            )
         self._keep(append.request, "append", [start, row.head, row.head_hash.hex(), append.epoch])
         return AppendOutcome(start, row.head, row.head_hash, append.epoch, False)
 
@@ -56,11 +70,8 @@ class MemoryLog(MemorySessions):
         name = begin.session
         stored = self._writable(name, begin.epoch, begin.expected_position, begin.expected_head_hash)
         input_start = stored.row.head
-        if input_start + len(begin.token_ids) == 0:
-            raise EmptySessionError(str(name))
+        self._check_generation(name, begin.generation, input_start + len(begin.token_ids))
         generations = self._open().generations
-        if (name, begin.generation) in generations:
-            raise AlreadyExistsError(f"{name} generation {begin.generation}")
         self._write(stored, begin.epoch, Kind.PROMPT, begin.token_ids)
         generations[name, begin.generation] = GenerationRow(
             generation=begin.generation,
@@ -195,6 +206,13 @@ class MemoryLog(MemorySessions):
         stored.row = replace(
             stored.row, head=chain.position, head_hash=chain.head_hash(), update_us=self._clock.wall_us()
         )
+
+    def _check_generation(self, name: SessionName, generation: str, start: int) -> None:
+        """Raises EmptySessionError, AlreadyExistsError."""
+        if start == 0:
+            raise EmptySessionError(str(name))
+        if (name, generation) in self._open().generations:
+            raise AlreadyExistsError(f"{name} generation {generation}")
 
     def _generation(self, name: SessionName, generation: str) -> GenerationRow:
         row = self._open().generations.get((name, generation))

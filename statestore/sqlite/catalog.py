@@ -179,7 +179,7 @@ class SqliteCatalog:
 
     # --- log and generations -----------------------------------------------------------------------------------
     async def append(self, append: AppendTokens) -> AppendOutcome:
-        return await self._write(log.append, append)
+        return await self._write(generations.append, append)
 
     async def begin_generation(self, begin: BeginGeneration) -> BeginOutcome:
         return await self._write(generations.begin, begin)

@@ -4,14 +4,47 @@ from typing import Any, Final
 
 from forkpoint.errors import AlreadyExistsError, EmptySessionError, NotFoundError
 from forkpoint.ids import SessionName
-from forkpoint.statestore.base import BeginGeneration, BeginOutcome
-from forkpoint.statestore.records import FinishReason, GenerationRow, Kind
+from forkpoint.statestore.base import AppendOutcome, AppendTokens, BeginGeneration, BeginOutcome
+from forkpoint.statestore.records import FinishReason, GenerationParams, GenerationRow, Kind
 from forkpoint.statestore.rowjson import params_from_json, params_to_json
 from forkpoint.statestore.sqlite import log, requests, sessions
 from forkpoint.statestore.sqlite.tx import Tx
 
 _COLUMNS: Final = "workflow, session, generation, branch, request_id, start, params, finish, stop, input_start"
 _SELECT: Final = f"SELECT {_COLUMNS} FROM generations"
+
+
+def append(tx: Tx, call: AppendTokens) -> AppendOutcome:
+    """Catalog.append."""
+    answer = requests.find(tx, call.request, "append")
+    if answer is not None:
+        start, head, head_hash, epoch = answer
+        return AppendOutcome(start, head, bytes.fromhex(head_hash), epoch, True)
+    stored = sessions.live(tx, call.session)
+    chain = log.append_at_head(
+        tx,
+        stored,
+        call.epoch,
+        call.token_ids,
+        call.kind,
+        call.expected_position,
+        call.expected_head_hash,
+        call.logprobs,
+    )
+    outcome = AppendOutcome(stored.row.head, chain.position, chain.head_hash(), call.epoch, False)
+    if call.past is not None:
+        past = call.past
+        _insert(tx, stored, past.generation, "", outcome.start, past.params, None)
+        tx.run(
+            "UPDATE generations SET finish = ?, stop = ? WHERE workflow = ? AND session = ? AND generation = ?",
+            past.finish.value,
+            outcome.head,
+            call.session.workflow,
+            call.session.session,
+            past.generation,
+        )
+    requests.store(tx, call.request, "append", [outcome.start, outcome.head, outcome.head_hash.hex(), outcome.epoch])
+    return outcome
 
 
 def begin(tx: Tx, call: BeginGeneration) -> BeginOutcome:
@@ -26,22 +59,9 @@ def begin(tx: Tx, call: BeginGeneration) -> BeginOutcome:
     chain = log.append_at_head(
         tx, stored, call.epoch, call.token_ids, Kind.PROMPT, call.expected_position, call.expected_head_hash
     )
-    if chain.position == 0:
-        raise EmptySessionError(str(name))
-    by_key = "workflow = ? AND session = ? AND generation = ?"
-    if tx.one(f"SELECT 1 FROM generations WHERE {by_key}", name.workflow, name.session, call.generation):
-        raise AlreadyExistsError(f"{name} generation {call.generation}")
-    tx.run(
-        f"INSERT INTO generations ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, NULL, NULL, ?)",
-        name.workflow,
-        name.session,
-        call.generation,
-        stored.branch,
-        "" if call.request is None else call.request.request_id,
-        chain.position,
-        params_to_json(call.params),
-        stored.row.head if call.token_ids else None,
-    )
+    request_id = "" if call.request is None else call.request.request_id
+    input_start = stored.row.head if call.token_ids else None
+    _insert(tx, stored, call.generation, request_id, chain.position, call.params, input_start)
     tx.run(
         "UPDATE sessions SET open_generation = ?, update_us = ? WHERE workflow = ? AND session = ?",
         call.generation,
@@ -54,6 +74,35 @@ def begin(tx: Tx, call: BeginGeneration) -> BeginOutcome:
         tx, call.request, "begin_generation", [call.generation, outcome.head, outcome.head_hash.hex(), outcome.epoch]
     )
     return outcome
+
+
+def _insert(
+    tx: Tx,
+    stored: sessions.StoredSession,
+    generation: str,
+    request_id: str,
+    start: int,
+    params: GenerationParams,
+    input_start: int | None,
+) -> None:
+    """A row without an end. Raises EmptySessionError, AlreadyExistsError."""
+    name = stored.row.name
+    if start == 0:
+        raise EmptySessionError(str(name))
+    by_key = "workflow = ? AND session = ? AND generation = ?"
+    if tx.one(f"SELECT 1 FROM generations WHERE {by_key}", name.workflow, name.session, generation):
+        raise AlreadyExistsError(f"{name} generation {generation}")
+    tx.run(
+        f"INSERT INTO generations ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, NULL, NULL, ?)",
+        name.workflow,
+        name.session,
+        generation,
+        stored.branch,
+        request_id,
+        start,
+        params_to_json(params),
+        input_start,
+    )
 
 
 def open_one(tx: Tx, name: SessionName) -> GenerationRow | None:

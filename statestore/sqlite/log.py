@@ -6,7 +6,7 @@ from typing import Any, Final
 from forkpoint.errors import LogCorruptError, SessionBusyError
 from forkpoint.ids import SessionName
 from forkpoint.limits import TILE_TOKENS
-from forkpoint.statestore.base import AppendOutcome, AppendTokens, StepCommit, StepOutcome, StepStatus
+from forkpoint.statestore.base import StepCommit, StepOutcome, StepStatus
 from forkpoint.statestore.chain import HashChain
 from forkpoint.statestore.logrecord import (
     RECORD_TOKENS_MAX,
@@ -17,7 +17,7 @@ from forkpoint.statestore.logrecord import (
 )
 from forkpoint.statestore.records import Kind, LogSlice
 from forkpoint.statestore.rules import check_epoch, check_expected, check_position
-from forkpoint.statestore.sqlite import requests, sessions
+from forkpoint.statestore.sqlite import sessions
 from forkpoint.statestore.sqlite.sessions import StoredSession
 from forkpoint.statestore.sqlite.tx import Tx
 
@@ -122,6 +122,7 @@ def append_at_head(
     kind: Kind,
     expected_position: int | None,
     expected_head_hash: bytes | None,
+    logprobs: Sequence[float | None] = (),
 ) -> HashChain:
     """The checks and the writes that append and begin_generation share. Returns the chain at the new head."""
     row = stored.row
@@ -131,7 +132,7 @@ def append_at_head(
     check_expected(row.name, row.head, row.head_hash, stored.rewound_from, expected_position, expected_head_hash)
     chain = stored.chain.copy()
     if token_ids:
-        write(tx, row.name, stored.branch, chain, epoch, kind, token_ids)
+        write(tx, row.name, stored.branch, chain, epoch, kind, token_ids, logprobs)
         move_head(tx, row.name, chain)
     return chain
 
@@ -147,21 +148,6 @@ def move_head(tx: Tx, name: SessionName, chain: HashChain) -> None:
         name.workflow,
         name.session,
     )
-
-
-def append(tx: Tx, call: AppendTokens) -> AppendOutcome:
-    """Catalog.append."""
-    answer = requests.find(tx, call.request, "append")
-    if answer is not None:
-        start, head, head_hash, epoch = answer
-        return AppendOutcome(start, head, bytes.fromhex(head_hash), epoch, True)
-    stored = sessions.live(tx, call.session)
-    chain = append_at_head(
-        tx, stored, call.epoch, call.token_ids, call.kind, call.expected_position, call.expected_head_hash
-    )
-    outcome = AppendOutcome(stored.row.head, chain.position, chain.head_hash(), call.epoch, False)
-    requests.store(tx, call.request, "append", [outcome.start, outcome.head, outcome.head_hash.hex(), outcome.epoch])
-    return outcome
 
 
 def commit_step(tx: Tx, commits: Sequence[StepCommit]) -> list[StepOutcome]:

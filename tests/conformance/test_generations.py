@@ -1,10 +1,19 @@
 """Generations: durable rows beside the log."""
 
+from dataclasses import replace
+
 import pytest
 
 from forkpoint.errors import AlreadyExistsError, EmptySessionError, NotFoundError
-from forkpoint.statestore.base import AppendTokens, BeginGeneration, Catalog, ForkSessions, StepCommit
-from forkpoint.statestore.records import FinishReason, GenerationParams, SamplingParams
+from forkpoint.statestore.base import (
+    AppendTokens,
+    BeginGeneration,
+    Catalog,
+    ForkSessions,
+    PastGeneration,
+    StepCommit,
+)
+from forkpoint.statestore.records import FinishReason, GenerationParams, Kind, SamplingParams
 from tests.support.store import PARAMS, name, new, owned, request
 
 
@@ -32,6 +41,28 @@ async def test_an_empty_log_cannot_be_continued(catalog: Catalog) -> None:
     with pytest.raises(EmptySessionError):
         await catalog.begin_generation(BeginGeneration(name("s"), 1, "g", PARAMS))
     assert await catalog.open_generation(name("s")) is None
+
+
+async def test_a_past_generation_is_recorded_with_its_tokens_and_never_open(catalog: Catalog) -> None:
+    await owned(catalog, "s")
+    past = PastGeneration("g", PARAMS, FinishReason.STOP)
+    call = AppendTokens(name("s"), 1, (3, 4), Kind.GENERATED, logprobs=(-0.5, None), past=past)
+    with pytest.raises(EmptySessionError):
+        await catalog.append(call)
+    assert (await catalog.get_session(name("s"))).head == 0
+    await catalog.append(AppendTokens(name("s"), 1, (1, 2)))
+    keyed = replace(call, request=request("r"))
+    for replayed in (False, True):
+        outcome = await catalog.append(keyed)
+        assert (outcome.start, outcome.head, outcome.replayed) == (2, 4, replayed)
+    assert await catalog.open_generation(name("s")) is None
+    (row,) = await catalog.list_generations(name("s"))
+    assert (row.start, row.end, row.finish, row.params, row.input_start) == (2, 4, FinishReason.STOP, PARAMS, None)
+    assert row == await catalog.get_generation(name("s"), "g")
+    assert (await catalog.read_log(name("s"), 2, 9)).logprobs == (-0.5, None)
+    with pytest.raises(AlreadyExistsError):
+        await catalog.append(call)
+    assert (await catalog.get_session(name("s"))).head == 4
 
 
 async def test_a_generation_id_is_taken_once_and_a_refused_begin_appends_nothing(catalog: Catalog) -> None:

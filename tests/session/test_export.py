@@ -1,6 +1,8 @@
 """Export and import, labels, expiry, usage: the rest of a session's life."""
 
 import asyncio
+import contextlib
+import itertools
 from collections.abc import AsyncIterator
 from dataclasses import replace
 
@@ -12,11 +14,13 @@ from forkpoint.errors import (
     InvalidFieldError,
     LogCorruptError,
     StateIncompatibleError,
+    StoreFullError,
     TokenOutOfRangeError,
 )
 from forkpoint.ids import SessionName
 from forkpoint.server.engine.batch import Sample
 from forkpoint.server.session.api import CreateSession, GenerateCall, Usage
+from forkpoint.statestore.base import AppendOutcome, AppendTokens
 from forkpoint.statestore.records import CheckpointPolicy, LogSlice
 from tests.support.hash_engine import HashEngine, continuation
 from tests.support.session_site import FAST, Running, Site, key, until
@@ -57,6 +61,51 @@ async def test_an_import_is_the_session_that_was_exported(node: Running) -> None
     assert one.tokens == two.tokens
     with pytest.raises(AlreadyExistsError):
         await node.node.import_session(copy, head, again(slices), None)
+
+
+async def test_an_import_of_a_fork_has_its_ancestors_logprobs(node: Running) -> None:
+    parent = await source(node)
+    (child,) = await node.fork(parent, "child", position=40)
+    await node.generate(GenerateCall(child, key("c"), max_tokens=5, logprobs=True))
+    await node.node.rewind(child, 43, None)
+    await node.append(child, b"!")
+    slices = [part async for part in node.node.export_log(child)]
+    assert sum(value is not None for part in slices for value in part.logprobs) == 27
+    copy = SessionName("w", "copy")
+    await node.node.import_session(copy, await node.node.export_head(child), again(slices), key("i"))
+    assert [part async for part in node.node.export_log(copy)] == slices
+
+
+async def test_an_import_that_broke_off_anywhere_goes_on_when_it_is_sent_again(site: Site) -> None:
+    first = await site.node()
+    await first.workflow()
+    name = await source(first)
+    head = await first.node.export_head(name)
+    slices = [part async for part in first.node.export_log(name)]
+    seen = set()
+    for number in range(6):
+        copy = SessionName("w", f"copy{number}")
+        append, calls = first.catalog.append, itertools.count()
+
+        async def broken(call: AppendTokens) -> AppendOutcome:
+            if next(calls) == number:  # noqa: B023
+                raise StoreFullError("catalog", "no space left on device")
+            return await append(call)  # noqa: B023
+
+        first.catalog.append = broken  # type: ignore[method-assign,assignment]
+        with contextlib.suppress(StoreFullError):
+            await first.node.import_session(copy, head, again(slices), key(f"i{number}"))
+        first.catalog.append = append  # type: ignore[method-assign]
+        seen.add((await first.node.get_session(copy)).row.head)
+        assert await first.catalog.open_generation(copy) is None, "nothing is left that would run by itself"
+        view = await first.node.import_session(copy, head, again(slices), key(f"i{number}"))
+        assert (view.row.head, view.row.head_hash) == (head.row.head, head.row.head_hash)
+        theirs = [(g.start, g.end, g.finish) for g in (await first.node.export_head(copy)).generations]
+        assert theirs == [(g.start, g.end, g.finish) for g in head.generations]
+        await first.node.rewind(copy, 20, None)
+        again_view = await first.node.import_session(copy, head, again(slices), key(f"i{number}"))
+        assert again_view.row.head == 20, "an import that is over is not done again"
+    assert seen == {0, 16, 46, 54, 65}
 
 
 async def test_an_import_goes_to_another_model_with_the_same_tokens(
