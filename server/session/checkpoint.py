@@ -44,7 +44,7 @@ class Checkpointer:
 
     async def capture_if_due(self, live: LiveSession) -> None:
         """The cadence: exactly when `consumed` is a multiple of the session's every_tokens."""
-        every = live.row.policy.every_tokens
+        every = live.policy.every_tokens
         if every > 0 and live.sequence is not None and live.consumed > 0 and live.consumed % every == 0:
             await self.capture(live)
 

@@ -10,8 +10,9 @@ from forkpoint.limits import STREAM_BUFFER_TOKENS
 from forkpoint.server.session.changes import Signal
 from forkpoint.server.session.generation import RunningGeneration
 from forkpoint.statestore.chain import HashChain
-from forkpoint.statestore.records import Kind, LogSlice, SessionRow
+from forkpoint.statestore.records import CheckpointPolicy, Kind, LogSlice, SessionRow
 
+NO_CHECKPOINTS: Final = CheckpointPolicy(0, on_turn_end=False)
 TRIM_SLACK: Final = 1024
 """Tokens that may lie before the needed ones until they are cut off in one go."""
 
@@ -192,6 +193,11 @@ class LiveSession:
         """Let go of tokens that neither the engine nor a prompt reader needs."""
         needed = self.head if self.needed_from is None else self.needed_from
         self.tail.trim(min(needed, self.head - STREAM_BUFFER_TOKENS))
+
+    @property
+    def policy(self) -> CheckpointPolicy:
+        """When checkpoints are due: never for a transient session. What leaves the engine is kept all the same."""
+        return NO_CHECKPOINTS if self.row.transient else self.row.policy
 
     def note(self, row: SessionRow) -> None:
         """Take a newer row; head and hash stay those that the tail reaches."""

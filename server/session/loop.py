@@ -163,7 +163,7 @@ class StepLoop:
                 continue
             samples = live.generation is not None and not self._store_rests()
             if samples or live.consumed < live.head:
-                every = live.row.policy.every_tokens
+                every = live.policy.every_tokens
                 found.append(
                     Candidate(live.name, live.name.workflow, live.consumed, live.head, samples, every, live.admitted)
                 )

@@ -87,7 +87,7 @@ class Settler:
             self._core.counters.generations_finished += 1
         live.wants_prefill = live.sequence is not None and live.consumed < live.head
         live.changed.fire()
-        if live.row.policy.on_turn_end:
+        if live.policy.on_turn_end:
             await self._checkpointer.capture(live)
 
     async def _catch_up(self, live: LiveSession, outcome: StepOutcome) -> None:

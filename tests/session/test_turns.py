@@ -10,7 +10,7 @@ from forkpoint.errors import ContextFullError, SessionBusyError, StoreUnavailabl
 from forkpoint.ids import SessionName
 from forkpoint.parts import PartSpec
 from forkpoint.server.engine.batch import Sample
-from forkpoint.server.session.api import GenerateCall, Input
+from forkpoint.server.session.api import CreateSession, ForkCall, GenerateCall, Input
 from forkpoint.statestore.records import CheckpointPolicy, FinishReason
 from tests.support.hash_engine import HashEngine, continuation
 from tests.support.session_site import Running, Site, background, key, until
@@ -55,6 +55,24 @@ async def test_a_second_restore_finds_what_the_first_one_found(site: Site) -> No
         await node.node.pause(name, None)
         results.append(await node.node.resume(name, None))
     assert {(r.restored_tokens, r.replayed_tokens, r.source) for r in results} == {(176, 6, "checkpoint")}
+
+
+async def test_a_transient_session_has_no_checkpoints_by_count_or_turn(node: Running) -> None:
+    policy = CheckpointPolicy(16, on_turn_end=True)
+    parent = await node.session("s", policy=policy)
+    await node.append(parent, PROMPT[:5])
+    await node.idle(parent)
+    call = CreateSession(SessionName("w", "t"), 7, policy, transient=True)
+    fork = ForkCall(parent, 1, None, ("child",), transient=True)
+    for view in (await node.node.create_session(call), (await node.node.fork(fork))[0][0]):
+        name = view.row.name
+        await node.append(name, PROMPT * 3)
+        await node.generate(GenerateCall(name, key(f"g-{name}"), max_tokens=40))
+        await node.idle(name)
+        assert node.engine.captures == 0 and await node.node.list_checkpoints(name) == []
+    # What leaves the engine is kept all the same: a pause is no loss.
+    await node.node.pause(name, None)
+    assert (await node.node.resume(name, None)).restored_tokens == 112
 
 
 @pytest.mark.parametrize("who", ["blob store", "engine"])

@@ -138,7 +138,7 @@ class Session(_message.Message):
     exact: _builtins.bool
     """whether all its state came from one numerics id"""
     transient: _builtins.bool
-    """may be thrown away: no automatic checkpoints"""
+    """may be thrown away: no checkpoints by count or turn"""
     seed: _builtins.int
     """set by CreateSessionRequest.seed, Fork, or drawn"""
     etag: _builtins.str
