@@ -20,6 +20,7 @@ from forkpoint.statestore.manifest import (
     ManifestPart,
     StateIdentity,
     check_identity,
+    manifest_of,
     match_parts,
     seal,
     unseal,
@@ -123,7 +124,7 @@ class CheckpointStore:
         for stored in await self._catalog.find_manifests([(row.grid_position, row.chain_hash)]):
             if stored.numerics_id == row.numerics_id:
                 try:
-                    unseal(stored.manifest)
+                    manifest_of(stored)
                 except BlobDamagedError:
                     return True
         return False

@@ -11,6 +11,7 @@ from forkpoint.errors import BlobDamagedError, StateIncompatibleError
 from forkpoint.limits import DIGEST_BYTES, TILE_TOKENS
 from forkpoint.parts import ITEM_BYTES, PartSpec
 from forkpoint.proto.forkpoint.store.v1 import manifest_pb2
+from forkpoint.statestore.records import ManifestRow
 
 FORMAT_VERSION: Final = 1
 
@@ -142,3 +143,13 @@ def match_parts(manifest: Manifest, expected: Sequence[PartSpec]) -> list[Manife
                 f"part {spec.name}", f"{theirs.dtype}{list(theirs.shape)}", f"{spec.dtype}{list(spec.shape)}"
             )
     return [stored[spec.name] for spec in expected]
+
+
+def manifest_of(row: ManifestRow) -> Manifest:
+    """The manifest in a catalog's row. Raises what unseal raises; BlobDamagedError when it is of another state."""
+    manifest = unseal(row.manifest)
+    if (manifest.position, manifest.chain_hash) != (row.grid_position, row.chain_hash):
+        raise BlobDamagedError(
+            row.chain_hash.hex(), f"the manifest under it is of another state at {manifest.position}"
+        )
+    return manifest

@@ -101,7 +101,8 @@ class Porter:
                 past = None
                 if generation is not None:
                     # One that was open ends as cancelled.
-                    past = PastGeneration(new_id("g"), generation.params, generation.finish or FinishReason.CANCELLED)
+                    finish, request_id = generation.finish or FinishReason.CANCELLED, generation.request_id
+                    past = PastGeneration(new_id("g"), generation.params, finish, request_id, generation.input_start)
                 append = AppendTokens(
                     live.name,
                     live.epoch,

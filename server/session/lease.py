@@ -101,8 +101,9 @@ class LeaseKeeper:
         while not self._stopping.wait(self._interval):
             try:
                 self._renew()
-            except (ForkpointError, RuntimeError, TimeoutError) as error:
-                log.warning("the lease was not renewed: %s", error)
+            except Exception as error:
+                # A thread that ended would make a living node look dead.
+                log.warning("the lease was not renewed: %s", error, exc_info=not isinstance(error, ForkpointError))
 
 
 class DeathWatch:

@@ -44,7 +44,11 @@ class OwnCatalog:
     async def _renew(self) -> None:
         if self._catalog is None:
             catalog = self._make()
-            await catalog.open(self._marker)
+            try:
+                await catalog.open(self._marker)
+            except BaseException:
+                await catalog.close()
+                raise
             self._catalog = catalog
         await renew_or_register(self._catalog, self._row)
 

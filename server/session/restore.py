@@ -14,7 +14,7 @@ from forkpoint.server.session.core import NodeCore
 from forkpoint.server.session.live import LiveSession, Restored
 from forkpoint.server.session.logread import read_all
 from forkpoint.statestore.chain import HashChain, grid_hashes, root_hash
-from forkpoint.statestore.manifest import Manifest, StateIdentity, unseal
+from forkpoint.statestore.manifest import Manifest, StateIdentity, manifest_of
 from forkpoint.statestore.records import LogSlice, ManifestRow
 
 log = logging.getLogger(__name__)
@@ -107,7 +107,7 @@ class Restorer:
                 if (row.numerics_id, row.grid_position) in damaged:
                     continue
                 try:
-                    manifest = unseal(row.manifest)
+                    manifest = manifest_of(row)
                 except (BlobError, StateIncompatibleError) as error:
                     damaged.add((row.numerics_id, row.grid_position))
                     self._core.counters.fallback_restores += 1

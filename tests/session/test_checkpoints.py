@@ -266,3 +266,26 @@ async def test_a_sample_after_a_restore_exactly_at_the_head_restores_below_it(si
     read = await second.generate(GenerateCall(name, key("g"), max_tokens=20))
     assert read.tokens == continuation([3] * 64, 20, GREEDY)[0]
     assert second.node.counters.restores == 2
+
+
+async def test_a_manifest_of_another_state_is_passed_over(node: Running) -> None:
+    """The store holds it under this log's hash, which a bug of a store could do: its own words count."""
+    ours, other = [await node.session(name, policy=CheckpointPolicy(0)) for name in ("ours", "other")]
+    log = [*PROMPT, 1, 2, 3]
+    await node.append(ours, log)
+    await node.append(other, log[::-1])
+    for name in (ours, other):
+        await node.idle(name)
+    await node.node.create_checkpoint(other, "c", None)
+    row, manifest = await node.catalog.get_checkpoint(other, "c")
+    await node.node.pause(ours, None)
+    (own,) = await node.catalog.list_checkpoints(ours)
+    wrong = replace(row, session=ours, chain_hash=own.chain_hash)
+    epoch = (await node.node.get_session(ours)).row.epoch
+    await node.catalog.put_checkpoint(wrong, manifest, epoch, replace_manifest=True)
+    assert (await node.node.resume(ours, None)).restored_tokens == 0
+    assert node.node.counters.fallback_restores == 1
+    read = await node.generate(GenerateCall(ours, key("g"), max_tokens=9))
+    assert read.tokens == continuation(log, 9, GREEDY)[0]
+    await node.node.pause(ours, None)
+    assert (await node.node.resume(ours, None)).restored_tokens == 80, "the next checkpoint of the state healed it"

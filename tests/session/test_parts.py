@@ -1,6 +1,7 @@
 """The small parts by themselves: locks, leases, tails, tasks, seeds."""
 
 import asyncio
+import concurrent.futures
 import subprocess
 import sys
 import threading
@@ -8,17 +9,20 @@ from pathlib import Path
 
 import pytest
 
-from forkpoint.errors import NodeDrainingError, QueueFullError
+from forkpoint.errors import NodeDrainingError, QueueFullError, StoreUnavailableError
 from forkpoint.server.session import writers
 from forkpoint.server.session.api import GenerateCall
 from forkpoint.server.session.lease import DeathWatch, IncarnationLock, LeaseKeeper, lock_is_free
 from forkpoint.server.session.live import TRIM_SLACK, LogTail
 from forkpoint.server.session.owner import NameLocks
+from forkpoint.server.session.presence import OwnCatalog
 from forkpoint.server.session.seeds import derive_seed, random_seed
 from forkpoint.server.session.tasks import TaskOwner
-from forkpoint.statestore.records import Kind, LogSlice, NodeRow
+from forkpoint.statestore.base import Catalog
+from forkpoint.statestore.memory.catalog import MemoryCatalog
+from forkpoint.statestore.records import Kind, LogSlice, NodeRow, StoreMarker
 from tests.support.hash_engine import HashEngine
-from tests.support.session_site import Running, Site, key, until
+from tests.support.session_site import MARKER, Running, Site, key, until
 
 
 class HandClock:
@@ -109,6 +113,10 @@ def test_the_keeper_renews_in_its_own_thread_through_failures() -> None:
         threads.append(threading.current_thread().name)
         if len(threads) == 2:
             raise TimeoutError("slow store")
+        if len(threads) == 3:
+            raise OSError(24, "Too many open files")
+        if len(threads) == 4:
+            raise concurrent.futures.CancelledError
         if len(threads) == 5:
             enough.set()
 
@@ -117,6 +125,36 @@ def test_the_keeper_renews_in_its_own_thread_through_failures() -> None:
     assert enough.wait(10)
     keeper.stop()
     assert set(threads) == {"lease"}
+
+
+def test_a_lease_catalog_that_does_not_open_is_closed_and_made_anew() -> None:
+    made: list[MemoryCatalog] = []
+
+    class Unopened(MemoryCatalog):
+        async def open(self, marker: StoreMarker) -> None:
+            if len(made) < 3:
+                raise StoreUnavailableError("catalog", "locked")
+            await super().open(marker)
+            await self.register_node(node)
+
+        async def close(self) -> None:
+            closed.append(self)
+
+    def make() -> Catalog:
+        made.append(Unopened())
+        return made[-1]
+
+    closed: list[MemoryCatalog] = []
+    node = NodeRow("i", "n", "", "x")
+    own = OwnCatalog(make, MARKER, node)
+    for _ in range(2):
+        with pytest.raises(StoreUnavailableError):
+            own.renew()
+    own.renew()
+    own.renew()
+    assert (len(made), closed) == (3, made[:2])
+    own.close()
+    assert closed == made
 
 
 async def test_a_node_taken_for_dead_registers_again(site: Site) -> None:
