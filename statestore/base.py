@@ -38,6 +38,9 @@ class PastGeneration:
     generation: str
     params: GenerationParams
     finish: FinishReason
+    request_id: str = ""
+    """As its row tells it; no answer is stored under it."""
+    input_start: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

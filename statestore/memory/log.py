@@ -51,11 +51,12 @@ class MemoryLog(MemorySessions):
             self._open().generations[append.session, past.generation] = GenerationRow(
                 generation=past.generation,
                 session=append.session,
-                request_id="",
+                request_id=past.request_id,
                 start=start,
                 params=past.params,
                 finish=past.finish,
                 end=row.head,
+                input_start=past.input_start,
                 branch=row.branch,
             )
         self._keep(append.request, "append", [start, row.head, row.head_hash.hex(), append.epoch])

@@ -34,7 +34,7 @@ def append(tx: Tx, call: AppendTokens) -> AppendOutcome:
     outcome = AppendOutcome(stored.row.head, chain.position, chain.head_hash(), call.epoch, False)
     if call.past is not None:
         past = call.past
-        _insert(tx, stored, past.generation, "", outcome.start, past.params, None)
+        _insert(tx, stored, past.generation, past.request_id, outcome.start, past.params, past.input_start)
         tx.run(
             "UPDATE generations SET finish = ?, stop = ? WHERE workflow = ? AND session = ? AND generation = ?",
             past.finish.value,

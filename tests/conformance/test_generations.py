@@ -45,7 +45,7 @@ async def test_an_empty_log_cannot_be_continued(catalog: Catalog) -> None:
 
 async def test_a_past_generation_is_recorded_with_its_tokens_and_never_open(catalog: Catalog) -> None:
     await owned(catalog, "s")
-    past = PastGeneration("g", PARAMS, FinishReason.STOP)
+    past = PastGeneration("g", PARAMS, FinishReason.STOP, "theirs", 1)
     call = AppendTokens(name("s"), 1, (3, 4), Kind.GENERATED, logprobs=(-0.5, None), past=past)
     with pytest.raises(EmptySessionError):
         await catalog.append(call)
@@ -57,7 +57,8 @@ async def test_a_past_generation_is_recorded_with_its_tokens_and_never_open(cata
         assert (outcome.start, outcome.head, outcome.replayed) == (2, 4, replayed)
     assert await catalog.open_generation(name("s")) is None
     (row,) = await catalog.list_generations(name("s"))
-    assert (row.start, row.end, row.finish, row.params, row.input_start) == (2, 4, FinishReason.STOP, PARAMS, None)
+    assert (row.start, row.end, row.finish, row.params) == (2, 4, FinishReason.STOP, PARAMS)
+    assert (row.request_id, row.input_start) == ("theirs", 1)
     assert row == await catalog.get_generation(name("s"), "g")
     assert (await catalog.read_log(name("s"), 2, 9)).logprobs == (-0.5, None)
     with pytest.raises(AlreadyExistsError):

@@ -19,7 +19,7 @@ from forkpoint.errors import (
 )
 from forkpoint.ids import SessionName
 from forkpoint.server.engine.batch import Sample
-from forkpoint.server.session.api import CreateSession, GenerateCall, Usage
+from forkpoint.server.session.api import CreateSession, GenerateCall, Input, Usage
 from forkpoint.statestore.base import AppendOutcome, AppendTokens
 from forkpoint.statestore.records import CheckpointPolicy, LogSlice
 from tests.support.hash_engine import HashEngine, continuation
@@ -35,6 +35,7 @@ async def source(node: Running) -> SessionName:
     await node.generate(GenerateCall(name, key("g"), max_tokens=30, logprobs=True))
     await node.append(name, b"and then")
     await node.generate(GenerateCall(name, key("h"), max_tokens=11, stop_ids=(300 - 40,)))
+    await node.generate(GenerateCall(name, key("k"), Input(token_ids=(1, 2)), max_tokens=3))
     return name
 
 
@@ -52,8 +53,11 @@ async def test_an_import_is_the_session_that_was_exported(node: Running) -> None
     assert (view.row.head, view.row.head_hash, view.row.seed) == (head.row.head, head.row.head_hash, 7)
     copied = [part async for part in node.node.export_log(copy)]
     assert copied == slices, "kinds and logprobs too"
-    theirs = [(g.start, g.end, g.finish, g.params) for g in (await node.node.export_head(copy)).generations]
-    assert theirs == [(g.start, g.end, g.finish, g.params) for g in head.generations]
+    theirs = (await node.node.export_head(copy)).generations
+    assert len(theirs) == 3 and theirs[2].input_start == 65
+    for ours, imported in zip(head.generations, theirs, strict=True):
+        same = replace(imported, generation=ours.generation, session=ours.session, branch=ours.branch)
+        assert same == ours
     replayed = await node.node.import_session(copy, head, again(slices), key("i"))
     assert replayed.row.head == head.row.head
     one = await node.generate(GenerateCall(name, key("x"), max_tokens=8))
@@ -105,7 +109,7 @@ async def test_an_import_that_broke_off_anywhere_goes_on_when_it_is_sent_again(s
         await first.node.rewind(copy, 20, None)
         again_view = await first.node.import_session(copy, head, again(slices), key(f"i{number}"))
         assert again_view.row.head == 20, "an import that is over is not done again"
-    assert seen == {0, 16, 46, 54, 65}
+    assert seen == {0, 16, 46, 54, 65, 67}
 
 
 async def test_an_import_goes_to_another_model_with_the_same_tokens(
