@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 
 from forkpoint.errors import AlreadyExistsError, LogCorruptError, StateIncompatibleError
 from forkpoint.ids import SessionName, new_id
+from forkpoint.limits import REQUEST_ID_BYTES_MAX
 from forkpoint.server.session.api import CreateSession, ExportedSession, SessionView
 from forkpoint.server.session.claims import Claims
 from forkpoint.server.session.inputs import check_room, check_tokens
@@ -18,8 +19,6 @@ from forkpoint.statestore.records import FinishReason, GenerationRow, Kind, LogS
 
 IMPORT_STEP_TOKENS = 4096
 """Tokens of one import transaction."""
-DONE = "\nimported"
-"""Behind an import's request id: the id of its last append. No other call's id can hold a line break in this place."""
 
 
 class Porter:
@@ -62,7 +61,7 @@ class Porter:
                 name, head.row.seed, head.row.policy, head.row.labels, head.row.transient, None, request
             )
             await self._lifecycle.create_claimed(create)
-            done = None if request is None else replace(request, request_id=f"{request.request_id}{DONE}")
+            done = None if request is None else _last_append(request)
             if done is None or await self._core.catalog.find_request(done) is None:
                 log = ImportedLog(tokens, kinds, logprobs, head.generations)
                 await self._claims.owned(name, lambda live: self._write(live, log, done))
@@ -138,6 +137,11 @@ class ImportedLog:
         kind = self.kinds[start] if start < end else Kind.GENERATED
         known = any(value is not None for value in logprobs)
         return tuple(self.token_ids[start:end]), kind, logprobs if known else ()
+
+
+def _last_append(request: RequestKey) -> RequestKey:
+    """The key of an import's last append: when it is stored the import is over. Longer than any id of a caller."""
+    return replace(request, request_id=f"{request.request_id.ljust(REQUEST_ID_BYTES_MAX)} imported")
 
 
 def _pieces(
