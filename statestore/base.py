@@ -259,7 +259,9 @@ class Catalog(Protocol):
         """Make `incarnation` the owner, epoch + 1, state ACTIVE. Raises StaleEpochError unless at `expected_epoch`."""
         ...
 
-    async def release(self, name: SessionName, epoch: int, state: SessionState, reason: str = "") -> SessionRow:
+    async def release(
+        self, name: SessionName, epoch: int, state: SessionState, reason: str = "", request: RequestKey | None = None
+    ) -> SessionRow:
         """Give up ownership: owner "", state as given (ACTIVE, PAUSED or QUARANTINED). The epoch stays."""
         ...
 

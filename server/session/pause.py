@@ -9,6 +9,7 @@ from forkpoint.server.session.evict import Residents
 from forkpoint.server.session.live import LiveSession, Place
 from forkpoint.server.session.loop import StepLoop
 from forkpoint.server.session.views import Views
+from forkpoint.server.session.writers import REPLAY_EPOCH
 from forkpoint.statestore.records import FinishReason, RequestKey, SessionRow, SessionState
 
 
@@ -26,14 +27,16 @@ class Pauser:
         self._views = views
 
     async def pause(self, name: SessionName, request: RequestKey | None) -> SessionView:
-        """Idempotent by nature: a paused session stays as it is."""
-        async with self._claims.request(request):
+        """A paused session stays as it is."""
+        async with self._claims.request(request) as stored:
+            if stored:
+                await self._core.catalog.release(name, REPLAY_EPOCH, SessionState.PAUSED, request=request)
             row = await self._core.catalog.get_session(name)
-            if row.state is not SessionState.PAUSED:
-                row = await self._claims.owned(name, self._pause)
+            if not stored and row.state is not SessionState.PAUSED:
+                row = await self._claims.owned(name, lambda live: self._pause(live, request))
             return await self._views.one(row)
 
-    async def _pause(self, live: LiveSession) -> SessionRow:
+    async def _pause(self, live: LiveSession, request: RequestKey | None) -> SessionRow:
         async with self._claims.seized(live, "pause", FinishReason.PAUSED):
             live.held = True
             try:
@@ -41,7 +44,9 @@ class Pauser:
                 if live.place is Place.RESIDENT:
                     await self._loop.at_tick(lambda: self._residents.evict(live))
                 await self._checkpointer.settle(live)
-                row = await self._core.catalog.release(live.name, live.epoch, SessionState.PAUSED, "paused by a caller")
+                row = await self._core.catalog.release(
+                    live.name, live.epoch, SessionState.PAUSED, "paused by a caller", request
+                )
             finally:
                 live.held = False
             live.row = row

@@ -141,11 +141,18 @@ class MemorySessions(MemoryRows):
         check_epoch(name, expected_epoch, row.epoch)
         return self._change(name, owner=incarnation, epoch=row.epoch + 1, state=SessionState.ACTIVE, state_reason="")
 
-    async def release(self, name: SessionName, epoch: int, state: SessionState, reason: str = "") -> SessionRow:
+    async def release(
+        self, name: SessionName, epoch: int, state: SessionState, reason: str = "", request: RequestKey | None = None
+    ) -> SessionRow:
+        answer = self._answer(request, "release")
+        if answer is not None:
+            return session_from_value(answer)
         check_epoch(name, epoch, self._live(name).row.epoch)
         if state is SessionState.DELETED:
             raise PreconditionError("a session is deleted by delete_session only")
-        return self._change(name, owner="", state=state, state_reason=reason)
+        row = self._change(name, owner="", state=state, state_reason=reason)
+        self._keep(request, "release", session_to_value(row))
+        return row
 
     async def note_numerics(
         self, name: SessionName, epoch: int, numerics_ids: tuple[str, ...], exact: bool

@@ -169,8 +169,10 @@ class SqliteCatalog:
     async def acquire(self, name: SessionName, incarnation: str, expected_epoch: int) -> SessionRow:
         return await self._write(sessions.acquire, name, incarnation, expected_epoch)
 
-    async def release(self, name: SessionName, epoch: int, state: SessionState, reason: str = "") -> SessionRow:
-        return await self._write(sessions.release, name, epoch, state, reason)
+    async def release(
+        self, name: SessionName, epoch: int, state: SessionState, reason: str = "", request: RequestKey | None = None
+    ) -> SessionRow:
+        return await self._write(sessions.release, name, epoch, state, reason, request)
 
     async def note_numerics(
         self, name: SessionName, epoch: int, numerics_ids: tuple[str, ...], exact: bool

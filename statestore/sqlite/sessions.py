@@ -206,12 +206,19 @@ def acquire(tx: Tx, name: SessionName, incarnation: str, expected_epoch: int) ->
     return _change(tx, name, "owner = ?, epoch = epoch + 1, state = 'ACTIVE', state_reason = ''", incarnation)
 
 
-def release(tx: Tx, name: SessionName, epoch: int, state: SessionState, reason: str) -> SessionRow:
+def release(
+    tx: Tx, name: SessionName, epoch: int, state: SessionState, reason: str, request: RequestKey | None
+) -> SessionRow:
     """Catalog.release."""
+    answer = requests.find(tx, request, "release")
+    if answer is not None:
+        return session_from_value(answer)
     check_epoch(name, epoch, live(tx, name).row.epoch)
     if state is SessionState.DELETED:
         raise PreconditionError("a session is deleted by delete_session only")
-    return _change(tx, name, "owner = '', state = ?, state_reason = ?", state.value, reason)
+    row = _change(tx, name, "owner = '', state = ?, state_reason = ?", state.value, reason)
+    requests.store(tx, request, "release", session_to_value(row))
+    return row
 
 
 def note_numerics(tx: Tx, name: SessionName, epoch: int, numerics_ids: tuple[str, ...], exact: bool) -> SessionRow:

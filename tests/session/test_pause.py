@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from forkpoint.errors import NotFoundError, PreconditionError, SessionPausedError
+from forkpoint.errors import NotFoundError, PreconditionError, RequestIdReusedError, SessionPausedError
 from forkpoint.ids import SessionName
 from forkpoint.server.engine.batch import Sample
 from forkpoint.server.session.api import GenerateCall
@@ -180,3 +180,14 @@ async def test_deleting_frees_everything(node: Running) -> None:
     with pytest.raises(NotFoundError):
         await node.log(name)
     assert (await node.node.get_session(name)).state == "DELETED"
+
+
+async def test_a_pause_that_is_sent_again_after_a_resume_pauses_nothing(node: Running) -> None:
+    name = await node.session("s")
+    await node.append(name, PROMPT)
+    assert (await node.node.pause(name, key("p"))).state == "PAUSED"
+    await node.node.resume(name, key("r"))
+    assert (await node.node.pause(name, key("p"))).state == "ACTIVE", "the first call's answer was lost on its way"
+    with pytest.raises(RequestIdReusedError):
+        await node.node.pause(name, key("p", "another session's"))
+    assert (await node.node.pause(name, key("p2"))).state == "PAUSED"
