@@ -165,6 +165,7 @@ async def serving(config: ServerConfig, parts: Parts | None = None) -> AsyncIter
             await rpc.start()
             yield ServingNode(address, node, rpc)
         finally:
+            node.begin_leave()
             await rpc.begin_drain()
             await node.stop()
             await rpc.stop(GRACE_SECONDS)

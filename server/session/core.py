@@ -38,6 +38,8 @@ class NodeCore:
     work: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when the loop has something to look at."""
     draining: bool = False
+    leaving: bool = False
+    """The node is about to stop, or stops: a stream that ends now does not tell that its caller left."""
     _ticket: int = 0
 
     def ticket(self) -> int:

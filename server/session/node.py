@@ -124,6 +124,10 @@ class Node:
         self._core.tasks.spawn(self._recovery.run(), "recovery")
         self._core.tasks.spawn(self._recovery.sweep(), "expiry")
 
+    def begin_leave(self) -> None:
+        """The node is about to stop: streams that end from now on end for its sake, not because a caller left."""
+        self._core.leaving = True
+
     async def stop(self) -> None:
         """Leave well: every session checkpointed and released, generations left open, streams ended with a cursor."""
         await self._shutdown.leave()

@@ -47,7 +47,7 @@ class Shutdown:
         core = self._core
         if core.draining:
             return
-        core.draining = True
+        core.draining = core.leaving = True
         try:
             async with asyncio.timeout(core.options.shutdown_seconds * CHECKPOINT_SHARE):
                 await self._loop.halt()
@@ -74,7 +74,7 @@ class Shutdown:
 
     async def vanish(self) -> None:
         """Stop without a word to the store."""
-        self._core.draining = True
+        self._core.draining = self._core.leaving = True
         await self._presence.vanish()
         await self._core.tasks.close()
         self._end_streams()

@@ -124,6 +124,8 @@ class Writers:
 
     def _left(self, call: GenerateCall, attached: Attached) -> None:
         running = attached.running
+        if self._core.leaving:
+            return  # it is the node that goes, not the caller
         if call.cancel_on_disconnect and running is not None and running.finish is None:
             running.ending = running.ending or FinishReason.CANCELLED
             self._core.wake()

@@ -168,6 +168,27 @@ async def test_a_node_that_stops_with_many_streams_loses_no_cursor(tmp_path: Pat
         await gone(site)
 
 
+async def test_a_drain_does_not_cancel_for_callers_that_did_not_leave(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with served(tmp_path) as site:
+        session = await site.session(text="hello")
+        site.engine.step_pause = 0.005
+        generation = session.generate(max_tokens=400, cancel_on_disconnect=True, request_id="g", patience_s=0.2)
+        await anext(generation)
+        drain = site.running.rpc.begin_drain
+
+        async def slow_drain() -> None:
+            await drain()
+            await asyncio.sleep(0.2)
+
+        monkeypatch.setattr(site.running.rpc, "begin_drain", slow_drain)
+    async with served(tmp_path, workflow=False) as site:
+        session = site.client.sessions.open(session.name)
+        again = session.generate(max_tokens=400, cancel_on_disconnect=True, request_id="g")
+        assert len((await again.result()).token_ids) == 400
+
+
 class FakeCall:
     """A call whose client goes away without anybody saying so."""
 
