@@ -154,17 +154,19 @@ class Lifecycle:
         async with self._claims.request(request) as stored:
             if stored:
                 return await self._views.one(await self._delete_row(name, request))
-            live = self._core.lives.get(name)
-            if live is None:
-                row = await self._core.catalog.get_session(name)
-                node = await self._claims.owners.foreign_owner(row)
-                if node is not None:
-                    raise SessionRelocatingError(str(name), node.node, node.address)
-                row = await self._delete_row(name, request)
-            else:
-                row = await self._delete_live(live, request)
+            async with self._claims.owners.kept_out(name) as live:
+                row = (
+                    await self._delete_absent(name, request) if live is None else await self._delete_live(live, request)
+                )
             await self._images.forget(name)
             return await self._views.one(row)
+
+    async def _delete_absent(self, name: SessionName, request: RequestKey | None) -> SessionRow:
+        row = await self._core.catalog.get_session(name)
+        node = await self._claims.owners.foreign_owner(row)
+        if node is not None:
+            raise SessionRelocatingError(str(name), node.node, node.address)
+        return await self._delete_row(name, request)
 
     async def _delete_live(self, live: LiveSession, request: RequestKey | None) -> SessionRow:
         async with self._claims.seized(live, "delete", FinishReason.CANCELLED):

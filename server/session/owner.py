@@ -81,6 +81,12 @@ class Owners:
             self._core.wake()
             return live
 
+    @asynccontextmanager
+    async def kept_out(self, name: SessionName) -> AsyncIterator[LiveSession | None]:
+        """The live session, if there is one; if not, the node takes it not before the block's end."""
+        async with self._locks.hold(name):
+            yield self._core.lives.get(name)
+
     async def adopt(self, live: LiveSession, row: GenerationRow) -> RunningGeneration:
         """Let the live session run an open generation, with what the log holds of it."""
         generation = RunningGeneration(row, self._core.codec)

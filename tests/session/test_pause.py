@@ -191,3 +191,19 @@ async def test_a_pause_that_is_sent_again_after_a_resume_pauses_nothing(node: Ru
     with pytest.raises(RequestIdReusedError):
         await node.node.pause(name, key("p", "another session's"))
     assert (await node.node.pause(name, key("p2"))).state == "PAUSED"
+
+
+async def test_a_session_that_arrives_while_it_is_deleted_does_not_stay(node: Running) -> None:
+    name = await node.session("s")
+    await node.append(name, PROMPT)
+    await node.node.pause(name, None)
+    node.faults.gates["delete_session"] = gate = asyncio.Event()
+    deleting = background(node.node.delete_session(name, None))
+    await until(lambda: "delete_session" in node.faults.waiting)
+    resuming = background(node.node.resume(name, None))
+    await asyncio.sleep(0.05)
+    gate.set()
+    assert (await deleting).state == "DELETED"
+    with pytest.raises(NotFoundError):
+        await resuming
+    assert node.engine.sequences == {} and name not in node.node._core.lives
