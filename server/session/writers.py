@@ -3,7 +3,7 @@
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
-from forkpoint.errors import AbortedError, InvalidFieldError, NodeDrainingError, QueueFullError
+from forkpoint.errors import AbortedError, ForkpointError, InvalidFieldError, NodeDrainingError, QueueFullError
 from forkpoint.ids import new_id
 from forkpoint.limits import SESSION_QUEUE_MAX
 from forkpoint.server.session.api import AppendCall, AppendResult, GenerateCall, GenerateEvent
@@ -101,6 +101,10 @@ class Writers:
             async for event in stream.events(call.resume_position, attached.head, attached.epoch):
                 yield event
             ended = True
+        except ForkpointError:
+            # We end it, and the caller may come again.
+            ended = True
+            raise
         finally:
             if attached.running is not None:
                 attached.running.readers -= 1
