@@ -1,10 +1,17 @@
 """Readers: re-attach by position, slow ones, those that leave."""
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
-from forkpoint.errors import LogTailMissingError, NotFoundError, PositionBeyondHeadError, UnavailableError
+from forkpoint.errors import (
+    LogTailMissingError,
+    NotFoundError,
+    PositionBeyondHeadError,
+    StoreFullError,
+    UnavailableError,
+)
 from forkpoint.limits import STREAM_BUFFER_TOKENS
 from forkpoint.server.engine.batch import Sample
 from forkpoint.server.session.api import Chunk, Finished, GenerateCall, Started
@@ -230,3 +237,20 @@ async def test_a_reader_of_a_generation_that_does_not_run_here_is_told_to_come_a
     stream = GenerationStream(node.node._core, UsageCounter(node.catalog), open_row, row.branch, None, None)
     with pytest.raises(UnavailableError):
         _ = [event async for event in stream.events(None, 0, 1)]
+
+
+async def test_a_stream_that_the_store_ends_leaves_its_generation_running(node: Running) -> None:
+    """The caller did not go: it comes again, and finds its generation."""
+    name = await node.session("s")
+    node.engine.step_pause = 0.001
+    await node.append(name, PROMPT)
+    call = GenerateCall(name, key("g"), max_tokens=60, cancel_on_disconnect=True)
+    read, task = node.reading(call)
+    await until(lambda: len(read.tokens) > 5)
+    node.faults.fill()
+    with pytest.raises(StoreFullError):
+        await task
+    node.faults.heal()
+    rest = await node.generate(replace(call, resume_position=read.position))
+    assert rest.reason is FinishReason.LENGTH
+    assert read.tokens + rest.tokens == continuation(PROMPT, 60, GREEDY)[0]
