@@ -7,11 +7,24 @@ from forkpoint.errors import (
     PositionBeyondHeadError,
     PositionConflictError,
     StaleEpochError,
+    StateIncompatibleError,
 )
 from forkpoint.ids import SessionName
 from forkpoint.limits import TILE_TOKENS
 from forkpoint.statestore.base import ForkSessions
-from forkpoint.statestore.records import CheckpointRow
+from forkpoint.statestore.records import CheckpointRow, StoreMarker
+
+
+def check_marker(stored: StoreMarker, ours: StoreMarker) -> None:
+    """Raises StateIncompatibleError, which names the first thing that differs and both values."""
+    for what, theirs, mine in (
+        ("schema version", str(stored.schema_version), str(ours.schema_version)),
+        ("namespace", stored.namespace, ours.namespace),
+        ("model digest", stored.model_digest.hex(), ours.model_digest.hex()),
+        ("tokenizer digest", stored.tokenizer_digest.hex(), ours.tokenizer_digest.hex()),
+    ):
+        if theirs != mine:
+            raise StateIncompatibleError(what, theirs, mine)
 
 
 def check_epoch(name: SessionName, epoch: int, current: int) -> None:

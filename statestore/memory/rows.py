@@ -11,7 +11,6 @@ from forkpoint.errors import (
     NotFoundError,
     PreconditionError,
     RequestIdReusedError,
-    StateIncompatibleError,
     StoreUnavailableError,
 )
 from forkpoint.limits import REQUEST_ID_KEEP_SECONDS
@@ -19,6 +18,7 @@ from forkpoint.statestore.chain import root_hash
 from forkpoint.statestore.memory.store import MemoryTables, StoredAnswer, answer_key
 from forkpoint.statestore.records import Durability, NodeRow, RequestKey, SessionState, StoreMarker, WorkflowRow
 from forkpoint.statestore.rowjson import dump, workflow_from_value, workflow_to_value
+from forkpoint.statestore.rules import check_marker
 
 KEEP_US: Final = REQUEST_ID_KEEP_SECONDS * 1_000_000
 
@@ -44,8 +44,8 @@ class MemoryRows:
         return self._marker
 
     async def open(self, marker: StoreMarker) -> None:
-        if self._marker not in (None, marker):
-            raise StateIncompatibleError("store", str(self._marker), str(marker))
+        if self._marker is not None:
+            check_marker(self._marker, marker)
         self._root = root_hash(marker)
         self._marker = marker
         self._closed = False

@@ -7,7 +7,7 @@ from typing import Concatenate, ParamSpec, TypeVar
 import apsw
 
 from forkpoint.clock import Clock, SystemClock
-from forkpoint.errors import StateIncompatibleError, StoreUnavailableError
+from forkpoint.errors import StoreUnavailableError
 from forkpoint.ids import SessionName
 from forkpoint.statestore.base import (
     AppendOutcome,
@@ -36,6 +36,7 @@ from forkpoint.statestore.records import (
     StoreMarker,
     WorkflowRow,
 )
+from forkpoint.statestore.rules import check_marker
 from forkpoint.statestore.sqlite import (
     checkpoints,
     forks,
@@ -87,8 +88,7 @@ class SqliteCatalog:
         self._connection.connect()
         with self._connection.transaction("BEGIN IMMEDIATE") as db:
             stored = marker.read_or_create(db, ours)
-        if stored != ours:
-            raise StateIncompatibleError("store", str(stored), str(ours))
+        check_marker(stored, ours)
 
     async def close(self) -> None:
         await self._connection.close()

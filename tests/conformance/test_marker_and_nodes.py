@@ -21,21 +21,27 @@ async def test_the_marker_is_what_the_store_was_opened_with(catalog: Catalog) ->
 
 
 @pytest.mark.parametrize(
-    "other",
+    ("other", "message"),
     [
-        replace(MARKER, namespace="tenant"),
-        replace(MARKER, model_digest=bytes(32)),
-        replace(MARKER, tokenizer_digest=bytes(32)),
-        replace(MARKER, schema_version=2),
+        (
+            replace(MARKER, namespace="tenant"),
+            f"namespace: .* {MARKER.namespace}, .* tenant",
+        ),
+        (replace(MARKER, model_digest=bytes(32)), f"model digest: the store holds {MARKER.model_digest.hex()}, this"),
+        (
+            replace(MARKER, tokenizer_digest=bytes(32)),
+            f"tokenizer digest: .* {MARKER.tokenizer_digest.hex()}, ",
+        ),
+        (replace(MARKER, schema_version=2), "schema version: the store holds 1, this process has 2"),
     ],
     ids=["namespace", "model", "tokenizer", "schema"],
 )
 async def test_a_store_made_for_another_marker_is_refused(
-    catalog: Catalog, another: OpenCatalog, unopened: Callable[[], Catalog], other: object
+    catalog: Catalog, another: OpenCatalog, unopened: Callable[[], Catalog], other: object, message: str
 ) -> None:
     await owned(catalog, "s")
     stranger = unopened()
-    with pytest.raises(StateIncompatibleError):
+    with pytest.raises(StateIncompatibleError, match=message):
         await stranger.open(other)  # type: ignore[arg-type]
     again = await another()
     assert (await again.get_session(name("s"))).epoch == 1
