@@ -5,7 +5,7 @@ import logging
 from collections.abc import Callable
 from typing import Final
 
-from forkpoint.errors import ForkpointError, NotFoundError, UnavailableError
+from forkpoint.errors import ForkpointError, NotFoundError, StoreUnavailableError, UnavailableError
 from forkpoint.server.session.core import NodeCore
 from forkpoint.server.session.lease import IncarnationLock, LeaseKeeper
 from forkpoint.statestore.base import Catalog
@@ -13,14 +13,23 @@ from forkpoint.statestore.records import NodeRow, StoreMarker
 
 log = logging.getLogger(__name__)
 
+PROBE_SECONDS: Final = 0.5
+"""How long the lease's thread waits for the node's own connection to show that it works."""
 RENEW_TIMEOUT_SECONDS: Final = 10.0
 """A renewal that takes longer has failed; the next one is tried."""
 
 
 class OwnCatalog:
-    """A second catalog on the same store, used by one thread with a loop of its own."""
+    """A second catalog on the same store, used by one thread with a loop of its own.
 
-    def __init__(self, make: Callable[[], Catalog], marker: StoreMarker, row: NodeRow) -> None:
+    `probe` raises StoreUnavailableError when the node's own connection is of no use: then the lease must end, so that
+    others take the sessions. A catalog that fails is closed, and made anew for the next renewal.
+    """
+
+    def __init__(
+        self, make: Callable[[], Catalog], marker: StoreMarker, row: NodeRow, probe: Callable[[], None] = lambda: None
+    ) -> None:
+        self._probe = probe
         self._make = make
         self._marker = marker
         self._row = row
@@ -29,6 +38,7 @@ class OwnCatalog:
 
     def renew(self) -> None:
         """Renew once, in the calling thread, which is always the same."""
+        self._probe()
         if self._loop is None:
             self._loop = asyncio.new_event_loop()
         self._loop.run_until_complete(self._renew())
@@ -37,20 +47,27 @@ class OwnCatalog:
         """Close catalog and loop, in the same thread."""
         if self._loop is None:
             return
-        if self._catalog is not None:
-            self._loop.run_until_complete(self._catalog.close())
+        self._loop.run_until_complete(self._drop())
         self._loop.close()
 
     async def _renew(self) -> None:
         if self._catalog is None:
-            catalog = self._make()
+            self._catalog = self._make()
             try:
-                await catalog.open(self._marker)
+                await self._catalog.open(self._marker)
             except BaseException:
-                await catalog.close()
+                await self._drop()
                 raise
-            self._catalog = catalog
-        await renew_or_register(self._catalog, self._row)
+        try:
+            await renew_or_register(self._catalog, self._row)
+        except StoreUnavailableError:
+            await self._drop()
+            raise
+
+    async def _drop(self) -> None:
+        catalog, self._catalog = self._catalog, None
+        if catalog is not None:
+            await catalog.close()
 
 
 async def renew_or_register(catalog: Catalog, row: NodeRow) -> None:
@@ -113,10 +130,18 @@ class Presence:
             await self._keeper.join()
 
     def _renewal(self, row: NodeRow) -> tuple[Callable[[], object], Callable[[], None]]:
-        if self._make is not None:
-            own = OwnCatalog(self._make, self._core.marker, row)
-            return own.renew, own.close
         loop = asyncio.get_running_loop()
+
+        def probe() -> None:
+            look = asyncio.run_coroutine_threadsafe(self._core.catalog.list_nodes(), loop)
+            try:
+                look.result(PROBE_SECONDS)
+            except TimeoutError:
+                look.cancel()  # slow is not broken
+
+        if self._make is not None:
+            own = OwnCatalog(self._make, self._core.marker, row, probe)
+            return own.renew, own.close
 
         def renew() -> object:
             if loop.is_closed():

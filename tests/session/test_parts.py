@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from forkpoint.errors import NodeDrainingError, QueueFullError, StoreUnavailableError
+from forkpoint.errors import NodeDrainingError, QueueFullError, SessionRelocatingError, StoreUnavailableError
 from forkpoint.server.session import writers
 from forkpoint.server.session.api import GenerateCall
 from forkpoint.server.session.lease import DeathWatch, IncarnationLock, LeaseKeeper, lock_is_free
@@ -137,6 +137,11 @@ def test_a_lease_catalog_that_does_not_open_is_closed_and_made_anew() -> None:
             await super().open(marker)
             await self.register_node(node)
 
+        async def renew_lease(self, incarnation: str) -> int:
+            if self in broken:
+                raise StoreUnavailableError("catalog", "disk I/O error")
+            return await super().renew_lease(incarnation)
+
         async def close(self) -> None:
             closed.append(self)
 
@@ -145,6 +150,7 @@ def test_a_lease_catalog_that_does_not_open_is_closed_and_made_anew() -> None:
         return made[-1]
 
     closed: list[MemoryCatalog] = []
+    broken: list[MemoryCatalog] = []
     node = NodeRow("i", "n", "", "x")
     own = OwnCatalog(make, MARKER, node)
     for _ in range(2):
@@ -153,8 +159,34 @@ def test_a_lease_catalog_that_does_not_open_is_closed_and_made_anew() -> None:
     own.renew()
     own.renew()
     assert (len(made), closed) == (3, made[:2])
+    broken.append(made[-1])
+    with pytest.raises(StoreUnavailableError):
+        own.renew()
+    own.renew()
+    assert (len(made), closed) == (4, made[:3]), "one that broke later as well"
     own.close()
     assert closed == made
+
+
+async def test_a_node_whose_own_connection_broke_gives_its_sessions_to_others(disk: Site) -> None:
+    first = await disk.node(own_lease=True)
+    await first.workflow()
+    name = await first.session("s")
+    await first.append(name, b"hello")
+    second = await disk.node(own_lease=True)
+    await asyncio.sleep(0.5)
+    with pytest.raises(SessionRelocatingError):
+        await second.append(name, b"!")
+    for method in ("list_nodes", "commit_step", "append", "get_session"):
+        first.faults.before[method] = StoreUnavailableError("catalog", "disk I/O error; open it again")
+    async with asyncio.timeout(10):
+        while True:
+            try:
+                await second.append(name, b"!")
+                break
+            except SessionRelocatingError:
+                await asyncio.sleep(0.02)
+    assert await second.log(name) == list(b"hello!")
 
 
 async def test_a_node_taken_for_dead_registers_again(site: Site) -> None:

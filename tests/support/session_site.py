@@ -80,6 +80,7 @@ class Site:
         clock: Clock | None = None,
         options: NodeOptions = FAST,
         lock: bool = True,
+        own_lease: bool = False,
     ) -> "Running":
         """Start a node on the store."""
         engine = engine or HashEngine()
@@ -95,7 +96,9 @@ class Site:
             address=f"host:{next(self.numbers)}",
             lock_folder=self.folder / "locks" if lock else None,
         )
-        node = Node(faults.port, CheckpointStore(faults.port, self.blobs), engine, ByteCodec(), options, marker, clock)
+        lease = (lambda: SqliteCatalog(self.folder / "catalog.db")) if own_lease else None
+        store = CheckpointStore(faults.port, self.blobs)
+        node = Node(faults.port, store, engine, ByteCodec(), options, marker, clock, lease)
         await node.start()
         running = Running(self, node, engine, catalog, options, faults)
         self.nodes.append(running)
