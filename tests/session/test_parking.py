@@ -125,7 +125,7 @@ async def test_parking_without_cadence_still_checkpoints(site: Site) -> None:
     one, two = [await node.session(name, policy=CheckpointPolicy(0)) for name in ("one", "two")]
     await node.append(one, PROMPT)
     await node.idle(one)
-    await node.append(two, PROMPT)
+    await node.append(two, PROMPT[::-1])
     await node.generate(GenerateCall(two, key("g"), max_tokens=2))
     await until(lambda: node.node.counters.checkpoints_written == 1)
     await node.generate(GenerateCall(one, key("h"), max_tokens=2))
