@@ -64,6 +64,7 @@ class Checkpointer:
         lane = self._lanes.get(live.name)
         if lane is None:
             lane = self._lanes[live.name] = Lane(captured)
+            live.is_saved = False
             self._core.tasks.spawn(self._write(live, lane), f"checkpoint {live.name}")
             return
         if lane.waiting is not None:
@@ -117,6 +118,7 @@ class Checkpointer:
                 await self._write_one(live, captured)
         finally:
             del self._lanes[live.name]
+            live.is_saved = True
             lane.done.fire()
 
     async def _write_one(self, live: LiveSession, captured: Captured) -> None:

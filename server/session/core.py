@@ -92,6 +92,8 @@ class NodeCore:
         live.waiting_since = self.ticket()
         if live.generation is None:
             live.tail = LogTail(live.head)
+            # The last token of a turn is consumed while that costs nothing; it is not worth a restore.
+            live.wants_prefill = live.wants_prefill and live.head - live.consumed > 1
         await self.free_sequence(live)
 
     async def drop(self, live: LiveSession, error: Exception) -> None:

@@ -147,6 +147,8 @@ class LiveSession:
         them again is replay."""
         self.last_grid = 0
         """Grid position of the newest checkpoint."""
+        self.is_saved = True
+        """No checkpoint of it is being written."""
         self.gone: Exception | None = None
         self.trouble: tuple[int, Exception | None] = (0, None)
         self.failures = 0
@@ -226,9 +228,9 @@ class LiveSession:
 
     @property
     def is_dormant(self) -> bool:
-        """It has no slot, and nobody wants one for it."""
+        """It has no slot, nobody wants one for it, and the store has all of it."""
         busy = self.generation is not None or self.writer or self.wanted or self.wants_prefill
-        return self.place is Place.PARKED and not (busy or self.held or self.suspect)
+        return self.place is Place.PARKED and self.is_saved and not (busy or self.held or self.suspect)
 
     def leave(self, error: Exception) -> None:
         """The node has it no longer."""

@@ -167,8 +167,10 @@ async def test_a_session_that_lost_its_slot_and_is_not_used_is_let_go(site: Site
         await node.append(name, PROMPT)
         await node.idle(name)
     lives = node.node._core.lives
-    await until(lambda: set(lives) == set(names[-2:]))
-    assert [(await node.catalog.get_session(name)).owner == "" for name in names] == [True] * 4 + [False] * 2
+    async with asyncio.timeout(10):
+        while [(await node.catalog.get_session(name)).owner == "" for name in names] != [True] * 4 + [False] * 2:
+            await asyncio.sleep(0.01)
+    assert set(lives) == set(names[-2:])
     read = await node.generate(GenerateCall(names[0], key("g"), max_tokens=9))
     assert read.tokens == continuation(PROMPT, 9, GREEDY)[0]
     assert node.node.counters.session_failures == 0
