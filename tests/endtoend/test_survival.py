@@ -54,6 +54,7 @@ async def test_sigterm_in_the_middle_of_a_prefill_and_of_generations_with_too_fe
             assert await server.stop(SHUTDOWN_SECONDS) == 0
             assert all(one.finished is None for one in running)
             await server.start()
+            await client.ready()
             resumed = await long.resume()
             assert resumed.restored_tokens >= seen // TILE_TOKENS * TILE_TOKENS > 0, (
                 "what was read of the long prompt was checkpointed"
@@ -99,12 +100,14 @@ async def test_damaged_and_missing_blobs_cost_a_longer_replay_and_change_no_bit(
         flip_a_byte(tmp_path, digests[2][7])
         flip_a_byte(tmp_path, digests[1][0])
         await server.start()
+        await client.ready()
         resumed = await session.resume()
         assert (resumed.restored_tokens, resumed.replayed_tokens) == (grids[0], 900 - grids[0])
         await server.kill()
         for path in blobs(tmp_path).values():
             path.unlink()
         await server.start()
+        await client.ready()
         resumed = await session.resume()
         assert (resumed.restored_tokens, resumed.replayed_tokens, resumed.exact) == (0, 900, True)
         await writing(session).result()
@@ -139,6 +142,7 @@ async def test_a_stop_across_a_kill_is_found_and_a_late_reader_gets_all_of_it(tm
         assert running.text == whole.text[:at], "the beginning of a stop string is held back"
         await server.kill()
         await server.start()
+        await client.ready()
         await running.result()
         assert running.finished is not None and running.started is not None
         end, start = running.finished.head, running.started.start
@@ -147,6 +151,7 @@ async def test_a_stop_across_a_kill_is_found_and_a_late_reader_gets_all_of_it(tm
         assert running.token_ids == whole.token_ids[: at + 6]
         await server.kill()
         await server.start()
+        await client.ready()
         for position in (start, start + 1, start + at, start + at + 3, end):
             late = await session.generate(
                 messages=prompt,
