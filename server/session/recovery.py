@@ -5,7 +5,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable
 
-from forkpoint.errors import ForkpointError, UnavailableError
+from forkpoint.errors import ForkpointError, SessionRelocatingError, UnavailableError
 from forkpoint.ids import SessionName
 from forkpoint.limits import PAGE_SIZE_MAX
 from forkpoint.server.session.claims import Claims
@@ -113,6 +113,8 @@ class Recovery:
         try:
             await self._lifecycle.delete(name, None)
             log.info("%s expired", name)
+        except SessionRelocatingError:
+            return  # its owner does it
         except ForkpointError as error:
             log.warning("%s could not be deleted when it expired: %s", name, error)
 

@@ -180,6 +180,21 @@ async def test_expired_sessions_are_deleted_by_and_by(node: Running) -> None:
     await until(lambda: node.engine.sequences == {})
 
 
+async def test_expired_sessions_of_another_node_are_left_to_it_without_a_word(
+    site: Site, caplog: pytest.LogCaptureFixture
+) -> None:
+    first = await site.node(options=replace(FAST, sweep_seconds=0.5))
+    await first.workflow()
+    soon = first.node._core.clock.wall_us() + 10_000
+    name = (await first.node.create_session(CreateSession(SessionName("w", "short"), 7, expire_us=soon))).row.name
+    await first.append(name, PROMPT)
+    await site.node()
+    async with asyncio.timeout(5):
+        while (await first.node.get_session(name)).state != "DELETED":
+            await asyncio.sleep(0.01)
+    assert [record.message for record in caplog.records if "expired" in record.message] == []
+
+
 async def test_updates_need_the_right_revision_and_reach_the_live_session(node: Running) -> None:
     name = await node.session("s", policy=CheckpointPolicy(0))
     await node.append(name, PROMPT)
