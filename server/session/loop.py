@@ -199,7 +199,8 @@ class StepLoop:
             return await self._run_without(error, lives, shares)
         except Exception as error:  # noqa: BLE001 - back_off logs it; the sequences are as they were
             for live in lives:
-                self._core.back_off(live, error)
+                # Of many, nobody knows whose fault it is: each runs alone next, and its readers hear of it then.
+                (self._core.back_off if len(lives) == 1 else self._core.rest)(live, error)
             return [None] * len(works)
         consumed = sum(len(work.token_ids) for work in works)
         if consumed > len(works):

@@ -150,10 +150,8 @@ async def test_a_poison_session_fails_alone(site: Site) -> None:
     reader, task = node.reading(GenerateCall(good, key("g"), max_tokens=60))
     with pytest.raises(RuntimeError, match="poison"):
         await node.generate(GenerateCall(bad, key("h"), max_tokens=5))
-    await asyncio.gather(task, return_exceptions=True)
-    rest = await node.generate(GenerateCall(good, key("g"), max_tokens=60))
-    assert rest.tokens == continuation(PROMPT, 60, GREEDY)[0]
-    assert reader.tokens == rest.tokens[: len(reader.tokens)]
+    await task
+    assert reader.tokens == continuation(PROMPT, 60, GREEDY)[0], "its stream did not even break"
     node.engine.step = step  # type: ignore[method-assign]
     healed = await node.generate(GenerateCall(bad, key("h"), max_tokens=5))
     assert healed.tokens == continuation([255, *PROMPT, 254], 5, GREEDY)[0]
