@@ -205,10 +205,11 @@ async def test_a_session_whose_log_refuses_more_stops_nobody_else(disk: Site) ->
     await until(lambda: all(len(read.tokens) > 5 for read, _ in reads))
     row = await node.catalog.get_session(bad)
     with contextlib.closing(apsw.Connection(str(disk.folder / "catalog.db"))) as database:
-        for ahead in range(1, 40):
-            values = (int(row.branch), row.head + ahead, b"not a record")
-            database.execute("INSERT OR IGNORE INTO log (branch, start, record) VALUES (?, ?, ?)", values)
-    async with asyncio.timeout(5):
+        database.set_busy_timeout(10_000)
+        values = [(int(row.branch), row.head + ahead, b"not a record") for ahead in range(1, 40)]
+        with database:
+            database.executemany("INSERT OR IGNORE INTO log (branch, start, record) VALUES (?, ?, ?)", values)
+    async with asyncio.timeout(20):
         await reads[1][1]
         with pytest.raises(LogCorruptError):
             await reads[0][1]
