@@ -28,7 +28,7 @@ def _add_create(actions: "_Actions[_Parser]") -> None:
     create.add_argument("--every-tokens", type=int, metavar="N", help="checkpoint interval, 0 for none")
     create.add_argument("--on-turn-end", action="store_true", help="also checkpoint when a generation ends")
     create.add_argument("--label", action="append", default=[], metavar="KEY=VALUE")
-    create.add_argument("--transient", action="store_true", help="no automatic checkpoints")
+    create.add_argument("--transient", action="store_true", help="no checkpoints by count or turn")
     create.add_argument("--create-workflow", action="store_true", help="make the workflow when it does not exist")
     _finish(create, calls.create)
 
@@ -54,7 +54,7 @@ def _add_branches(actions: "_Actions[_Parser]") -> None:
     fork.add_argument("--position", type=int, help="default: the head")
     fork.add_argument("--id", action="append", default=[], dest="ids", metavar="S", help="a child's id; repeatable")
     fork.add_argument("--seeds", choices=["inherit", "derive"], help="default: one child inherits, several derive")
-    fork.add_argument("--transient", action="store_true")
+    fork.add_argument("--transient", action="store_true", help="no checkpoints by count or turn")
     _finish(fork, calls.fork)
     rewind = actions.add_parser("rewind", help="go back to a position")
     rewind.add_argument("session")
@@ -89,6 +89,7 @@ def _add_log(actions: "_Actions[_Parser]") -> None:
     load = actions.add_parser("import", help="a new session from an exported file")
     load.add_argument("session", help="W/S, or W alone to have an id drawn")
     load.add_argument("file", help="- for stdin")
+    load.add_argument("--request-id", help="the same one again goes on with an import that broke off")
     _finish(load, calls.import_file)
 
 

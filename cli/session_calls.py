@@ -202,7 +202,7 @@ async def import_file(client: Client, arguments: argparse.Namespace) -> int:
             chunks = list(read_frames(file))
         except ValueError as error:
             raise InvalidFieldError("file", str(error)) from error
-    session = await client.sessions.import_(workflow, _each(chunks), session_id)
+    session = await client.sessions.import_(workflow, _each(chunks), session_id, request_id=arguments.request_id)
     return await _done(session, arguments)
 
 

@@ -126,7 +126,9 @@ def test_an_export_is_imported_with_the_same_tokens(cli: Cli, reader: str, tmp_p
     file = tmp_path / "reader.export"
     cli.run("session", "export", reader, str(file))
     assert cli.run("session", "export", reader, "-").stdout == file.read_bytes()
-    copy = cli.json("session", "import", "books/copy", str(file))
+    copy = cli.json("session", "import", "books/copy", str(file), "--request-id", "the-copy")
+    again = cli.json("session", "import", "books/copy", str(file), "--request-id", "the-copy")
+    assert again["head_hash"] == copy["head_hash"], "the same request again, not another session"
     original = cli.json("session", "show", reader)
     assert (copy["head"], copy["head_hash"]) == (original["head"], original["head_hash"])
     assert "INVALID_FIELD: file" in cli.error("session", "import", "books/cut", "-", stdin=file.read_bytes()[:-3])
