@@ -255,7 +255,9 @@ class Catalog(Protocol):
         """Back to PAUSED. Raises PreconditionError when it is not deleted."""
         ...
 
-    async def acquire(self, name: SessionName, incarnation: str, expected_epoch: int) -> SessionRow:
+    async def acquire(
+        self, name: SessionName, incarnation: str, expected_epoch: int, request: RequestKey | None = None
+    ) -> SessionRow:
         """Make `incarnation` the owner, epoch + 1, state ACTIVE. Raises StaleEpochError unless at `expected_epoch`."""
         ...
 

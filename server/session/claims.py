@@ -45,11 +45,11 @@ class Claims:
         if self.core.draining:
             raise NodeDrainingError(self.core.options.node)
 
-    async def owned(self, name: SessionName, act: Callable[[LiveSession], Awaitable[T]], resume: bool = False) -> T:
+    async def owned(self, name: SessionName, act: Callable[[LiveSession], Awaitable[T]]) -> T:
         """Do `act` on a session of this node. When another node took it meanwhile, try to take it back once."""
         for _ in range(2):
             self.refuse_when_draining()
-            live = await self.owners.own(name, resume)
+            live = await self.owners.own(name)
             try:
                 await self.confirmed(live)
                 return await act(live)

@@ -18,7 +18,7 @@ from forkpoint.server.session.generation import RunningGeneration
 from forkpoint.server.session.lease import DeathWatch
 from forkpoint.server.session.live import LiveSession
 from forkpoint.server.session.logread import read_slices
-from forkpoint.statestore.records import GenerationRow, NodeRow, SessionRow, SessionState
+from forkpoint.statestore.records import GenerationRow, NodeRow, RequestKey, SessionRow, SessionState
 
 ACQUIRE_TRIES = 5
 """Others may take and give up a session while this node tries."""
@@ -54,8 +54,8 @@ class Owners:
         self._watch = watch
         self._locks = NameLocks()
 
-    async def own(self, name: SessionName, resume: bool = False) -> LiveSession:
-        """The session, owned by this node.
+    async def own(self, name: SessionName, resume: bool = False, request: RequestKey | None = None) -> LiveSession:
+        """The session, owned by this node. `request`: whose effect it is that the node takes it, if it has to.
 
         Raises NotFoundError, SessionQuarantinedError, SessionPausedError (unless `resume`), SessionRelocatingError
         when a live node has it, NodeDrainingError.
@@ -67,7 +67,7 @@ class Owners:
             live = self._core.lives.get(name)
             if live is not None:
                 return live
-            row = await self._acquire(name, resume)
+            row = await self._acquire(name, resume, request)
             generation = await self._core.catalog.open_generation(name)
             live = LiveSession(row)
             live.numerics_ids = row.numerics_ids
@@ -110,7 +110,7 @@ class Owners:
         node = await self._node(row.owner)
         return None if node is None or self._watch.is_dead(node) else node
 
-    async def _acquire(self, name: SessionName, resume: bool) -> SessionRow:
+    async def _acquire(self, name: SessionName, resume: bool, request: RequestKey | None) -> SessionRow:
         for _ in range(ACQUIRE_TRIES):
             row = await self._core.catalog.get_session(name)
             if row.state is SessionState.DELETED:
@@ -123,7 +123,7 @@ class Owners:
             if node is not None:
                 raise SessionRelocatingError(str(name), node.node, node.address)
             try:
-                return await self._core.catalog.acquire(name, self._core.incarnation, row.epoch)
+                return await self._core.catalog.acquire(name, self._core.incarnation, row.epoch, request)
             except StaleEpochError:
                 continue
         raise await self.relocating(name)

@@ -1,5 +1,7 @@
 """Pause and resume: a session's way off a node and onto one."""
 
+from typing import Final
+
 from forkpoint.errors import SessionPausedError
 from forkpoint.ids import SessionName
 from forkpoint.server.session.api import ResumeResult, SessionView
@@ -11,6 +13,9 @@ from forkpoint.server.session.loop import StepLoop
 from forkpoint.server.session.views import Views
 from forkpoint.server.session.writers import REPLAY_EPOCH
 from forkpoint.statestore.records import FinishReason, RequestKey, SessionRow, SessionState
+
+PAUSED_SINCE: Final = "paused since"
+"""Source of a resume that was answered before: the session was paused again by then."""
 
 
 class Pauser:
@@ -54,9 +59,17 @@ class Pauser:
             return row
 
     async def resume(self, name: SessionName, request: RequestKey | None) -> ResumeResult:
-        """Returns when the state is at the head. On an active session: the same, without a change of state."""
-        async with self._claims.request(request):
-            return await self._claims.owned(name, self._resume, resume=True)
+        """Returns when the state is at the head. On an active session: the same, without a change of state. Sent again
+        after another pause, it leaves the session paused."""
+        async with self._claims.request(request) as stored:
+            if stored:
+                await self._core.catalog.acquire(name, self._core.incarnation, REPLAY_EPOCH, request)
+                row = await self._core.catalog.get_session(name)
+                if row.state is SessionState.PAUSED:
+                    return ResumeResult(await self._views.one(row), 0, 0, 0, PAUSED_SINCE, row.exact)
+            else:
+                await self._claims.owners.own(name, resume=True, request=request)
+            return await self._claims.owned(name, self._resume)
 
     async def _resume(self, live: LiveSession) -> ResumeResult:
         before = live.restored

@@ -136,10 +136,17 @@ class MemorySessions(MemoryRows):
             raise PreconditionError(f"{name} is not deleted")
         return self._change(name, state=SessionState.PAUSED, delete_us=None, purge_us=None, revision=row.revision + 1)
 
-    async def acquire(self, name: SessionName, incarnation: str, expected_epoch: int) -> SessionRow:
-        row = self._live(name).row
-        check_epoch(name, expected_epoch, row.epoch)
-        return self._change(name, owner=incarnation, epoch=row.epoch + 1, state=SessionState.ACTIVE, state_reason="")
+    async def acquire(
+        self, name: SessionName, incarnation: str, expected_epoch: int, request: RequestKey | None = None
+    ) -> SessionRow:
+        answer = self._answer(request, "acquire")
+        if answer is not None:
+            return session_from_value(answer)
+        epoch = self._live(name).row.epoch
+        check_epoch(name, expected_epoch, epoch)
+        row = self._change(name, owner=incarnation, epoch=epoch + 1, state=SessionState.ACTIVE, state_reason="")
+        self._keep(request, "acquire", session_to_value(row))
+        return row
 
     async def release(
         self, name: SessionName, epoch: int, state: SessionState, reason: str = "", request: RequestKey | None = None

@@ -166,8 +166,10 @@ class SqliteCatalog:
     async def undelete_session(self, name: SessionName) -> SessionRow:
         return await self._write(sessions.undelete, name)
 
-    async def acquire(self, name: SessionName, incarnation: str, expected_epoch: int) -> SessionRow:
-        return await self._write(sessions.acquire, name, incarnation, expected_epoch)
+    async def acquire(
+        self, name: SessionName, incarnation: str, expected_epoch: int, request: RequestKey | None = None
+    ) -> SessionRow:
+        return await self._write(sessions.acquire, name, incarnation, expected_epoch, request)
 
     async def release(
         self, name: SessionName, epoch: int, state: SessionState, reason: str = "", request: RequestKey | None = None

@@ -200,10 +200,15 @@ def undelete(tx: Tx, name: SessionName) -> SessionRow:
     return _change(tx, name, "state = 'PAUSED', delete_us = NULL, purge_us = NULL, revision = revision + 1")
 
 
-def acquire(tx: Tx, name: SessionName, incarnation: str, expected_epoch: int) -> SessionRow:
+def acquire(tx: Tx, name: SessionName, incarnation: str, expected_epoch: int, request: RequestKey | None) -> SessionRow:
     """Catalog.acquire."""
+    answer = requests.find(tx, request, "acquire")
+    if answer is not None:
+        return session_from_value(answer)
     check_epoch(name, expected_epoch, live(tx, name).row.epoch)
-    return _change(tx, name, "owner = ?, epoch = epoch + 1, state = 'ACTIVE', state_reason = ''", incarnation)
+    row = _change(tx, name, "owner = ?, epoch = epoch + 1, state = 'ACTIVE', state_reason = ''", incarnation)
+    requests.store(tx, request, "acquire", session_to_value(row))
+    return row
 
 
 def release(

@@ -54,6 +54,7 @@ MUTATIONS: dict[str, Callable[[Catalog, RequestKey], Awaitable[object]]] = {
     "create_workflow": lambda c, r: c.create_workflow(WorkflowRow("fresh"), r),
     "create_session": lambda c, r: c.create_session(new("fresh"), r),
     "delete_session": lambda c, r: c.delete_session(name("victim"), 5, r),
+    "acquire": lambda c, r: c.acquire(name("s"), "node-b", 1, r),
     "release": lambda c, r: c.release(name("s"), 1, SessionState.PAUSED, "why", r),
     "append": lambda c, r: c.append(AppendTokens(name("s"), 1, (1,), request=r)),
     "begin_generation": lambda c, r: c.begin_generation(BeginGeneration(name("s"), 1, "g", PARAMS, (1,), request=r)),

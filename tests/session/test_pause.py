@@ -4,7 +4,13 @@ import asyncio
 
 import pytest
 
-from forkpoint.errors import NotFoundError, PreconditionError, RequestIdReusedError, SessionPausedError
+from forkpoint.errors import (
+    NotFoundError,
+    PreconditionError,
+    RequestIdReusedError,
+    SessionPausedError,
+    StoreUnavailableError,
+)
 from forkpoint.ids import SessionName
 from forkpoint.server.engine.batch import Sample
 from forkpoint.server.session.api import GenerateCall
@@ -207,3 +213,35 @@ async def test_a_session_that_arrives_while_it_is_deleted_does_not_stay(node: Ru
     with pytest.raises(NotFoundError):
         await resuming
     assert node.engine.sequences == {} and name not in node.node._core.lives
+
+
+async def test_a_resume_that_is_sent_again_after_a_pause_resumes_nothing(node: Running) -> None:
+    name = await node.session("s", policy=CheckpointPolicy(0))
+    await node.append(name, PROMPT)
+    await node.idle(name)
+    await node.node.pause(name, key("p"))
+    first = await node.node.resume(name, key("r"))
+    assert (first.view.state, first.source) == ("ACTIVE", "checkpoint")
+    again = await node.node.resume(name, key("r"))
+    assert (again.view.state, again.view.row.epoch) == ("ACTIVE", first.view.row.epoch)
+    await node.node.pause(name, key("p2"))
+    late = await node.node.resume(name, key("r"))
+    assert (late.view.state, late.restored_bytes) == ("PAUSED", 0), "the first call's answer was lost on its way"
+    assert node.engine.sequences == {}
+    with pytest.raises(SessionPausedError):
+        await node.append(name, b"x")
+    with pytest.raises(RequestIdReusedError):
+        await node.node.resume(name, key("r", "another session's"))
+    assert (await node.node.resume(name, key("r2"))).view.state == "ACTIVE"
+
+
+async def test_a_resume_whose_answer_was_lost_is_finished_when_it_is_sent_again(node: Running) -> None:
+    name = await node.session("s")
+    await node.append(name, PROMPT)
+    await node.idle(name)
+    await node.node.pause(name, None)
+    node.faults.lost["acquire"] = 1
+    with pytest.raises(StoreUnavailableError):
+        await node.node.resume(name, key("r"))
+    again = await node.node.resume(name, key("r"))
+    assert (again.view.state, again.view.consumed) == ("ACTIVE", len(PROMPT))
