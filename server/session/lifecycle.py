@@ -12,6 +12,7 @@ from forkpoint.errors import (
 )
 from forkpoint.ids import SessionName, check_id, new_id
 from forkpoint.server.session.api import CreateSession, ForkCall, SessionView
+from forkpoint.server.session.checkpoint import Checkpointer
 from forkpoint.server.session.claims import Claims
 from forkpoint.server.session.fork import ForkImages
 from forkpoint.server.session.inputs import check_fork, check_labels, check_policy, check_seed
@@ -34,12 +35,21 @@ from forkpoint.statestore.records import (
 class Lifecycle:
     """Create, fork, rewind, cancel, delete."""
 
-    def __init__(self, claims: Claims, loop: StepLoop, usage: UsageCounter, images: ForkImages, views: Views) -> None:
+    def __init__(
+        self,
+        claims: Claims,
+        loop: StepLoop,
+        usage: UsageCounter,
+        images: ForkImages,
+        checkpointer: Checkpointer,
+        views: Views,
+    ) -> None:
         self._claims = claims
         self._core = claims.core
         self._loop = loop
         self._usage = usage
         self._images = images
+        self._checkpointer = checkpointer
         self._views = views
 
     async def create(self, call: CreateSession) -> SessionView:
@@ -69,7 +79,7 @@ class Lifecycle:
             if stored or call.name not in self._core.lives:
                 outcome, parent = await self._fork(call)
             else:
-                outcome, parent = await self._loop.at_tick(lambda: self._fork_with_image(call))
+                outcome, parent = await self._loop.at_tick(lambda: self._fork_with_image(call), self._keep_point)
             rows = list(outcome.children)
             if not outcome.replayed:
                 if (await self._core.catalog.get_session(call.name)).branch == parent.branch:
@@ -105,6 +115,17 @@ class Lifecycle:
         if live is not None and not outcome.replayed:
             await self._images.make(live, outcome.position, outcome.children)
         return outcome, parent
+
+    async def _keep_point(self, forked: tuple[ForkOutcome, SessionRow]) -> None:
+        """A point that was forked from is worth coming back to: later children, and those that find no image, restore
+        from there. A parent that keeps nothing by itself keeps nothing here."""
+        outcome, parent = forked
+        live = self._core.lives.get(parent.name)
+        if outcome.replayed or live is None or live.policy.every_tokens == 0:
+            return
+        # A generation's state is one token behind its head.
+        if outcome.position == live.head and live.consumed >= live.head - 1:
+            await self._checkpointer.capture(live)
 
     async def rewind(self, name: SessionName, position: int, request: RequestKey | None) -> SessionView:
         """Ends a running generation, then lets the name point at a branch that ends at `position`."""

@@ -71,8 +71,11 @@ class StepLoop:
         self._core.wake()
         await self._ended.wait()
 
-    async def at_tick(self, act: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """Run `act` between two steps and return what it does; keep it short, all sessions wait for it."""
+    async def at_tick(
+        self, act: Callable[[], Coroutine[Any, Any, T]], after: Callable[[T], Awaitable[None]] | None = None
+    ) -> T:
+        """Run `act` between two steps and return what it does; keep it short, all sessions wait for it. `after` gets
+        the result and runs before the next step as well, but the caller does not wait for it."""
         if self._ended.is_set():
             raise NodeDrainingError(self._core.options.node)
         result: asyncio.Future[T] = asyncio.get_running_loop().create_future()
@@ -86,6 +89,8 @@ class StepLoop:
             else:
                 if not result.cancelled():
                     result.set_result(value)
+                if after is not None:
+                    await after(value)
 
         self._events.append(event)
         self._core.wake()

@@ -98,7 +98,7 @@ class Node:
         self._loop = StepLoop(core, residents, checkpointer, settler, quarantine)
         claims = Claims(core, owners, settler)
         self._writers = Writers(claims, self._usage)
-        self._lifecycle = Lifecycle(claims, self._loop, self._usage, images, self._views)
+        self._lifecycle = Lifecycle(claims, self._loop, self._usage, images, checkpointer, self._views)
         self._pauser = Pauser(claims, self._loop, residents, checkpointer, self._views)
         self._checkpoints = CheckpointCalls(claims, self._loop, checkpointer)
         self._porter = Porter(claims, self._lifecycle, self._views)

@@ -15,7 +15,7 @@ from forkpoint.errors import (
 )
 from forkpoint.ids import SessionName
 from forkpoint.server.engine.batch import Sample
-from forkpoint.server.session.api import ForkCall, GenerateCall
+from forkpoint.server.session.api import CreateSession, ForkCall, GenerateCall
 from forkpoint.server.session.seeds import child_seed, derive_seed
 from forkpoint.statestore.base import AppendTokens
 from forkpoint.statestore.records import CheckpointPolicy, FinishReason, LogSlice
@@ -303,3 +303,46 @@ async def test_a_fork_reads_no_log_that_was_counted_before_and_the_rest_once(
     views, _ = await node.node.fork(ForkCall(name, 20, 40))
     assert reads == [(45, 4), (0, 40)]
     assert {(view.usage.prompt_tokens, view.usage.generated_tokens) for view in views} == {(35, 5)}
+
+
+async def test_a_fork_at_the_head_keeps_its_point_in_the_background(node: Running) -> None:
+    name = await node.session("s", policy=CheckpointPolicy(4096))
+    await node.append(name, PROMPT)
+    await node.idle(name)
+    node.faults.gates["put_checkpoint"] = asyncio.Event()
+    await node.fork(name, "a", "b")
+    await until(lambda: "put_checkpoint" in node.faults.waiting)
+    await node.fork(name, "c", position=len(PROMPT))
+    assert node.engine.captures == 1, "the point is on its way already"
+    node.faults.gates.pop("put_checkpoint").set()
+    await until(lambda: node.node.counters.checkpoints_written == 1)
+    (kept,) = await node.node.list_checkpoints(name)
+    assert (kept.row.grid_position, kept.row.automatic) == (32, True)
+    await node.fork(name, "d")
+    await node.generate(GenerateCall(name, key("g"), max_tokens=3))
+    assert node.engine.captures == 1 and len(await node.node.list_checkpoints(name)) == 1
+
+
+async def test_a_fork_keeps_no_point_when_the_session_wants_none_or_when_it_is_not_of_the_head(node: Running) -> None:
+    never = await node.session("never", policy=CheckpointPolicy(0))
+    passing = (await node.node.create_session(CreateSession(SessionName("w", "passing"), 7, transient=True))).row.name
+    lower = await node.session("lower", policy=CheckpointPolicy(4096))
+    for name in (never, passing, lower):
+        await node.append(name, PROMPT[:30])
+        await node.idle(name)
+        await node.fork(name, f"{name.session}-child", position=17 if name == lower else None)
+    await node.generate(GenerateCall(never, key("g"), max_tokens=3))
+    assert node.engine.captures == 0
+
+
+async def test_a_point_that_can_not_be_kept_costs_the_fork_nothing(node: Running) -> None:
+    name = await node.session("s", policy=CheckpointPolicy(4096))
+    await node.append(name, PROMPT)
+    await node.idle(name)
+    node.faults.before["put_checkpoint"] = StoreFullError("catalog", "no space left on device")
+    (child,) = await node.fork(name, "a")
+    await until(lambda: node.node.counters.checkpoints_failed == 1)
+    node.faults.heal()
+    assert (await node.generate(GenerateCall(child, key("g"), max_tokens=3))).tokens
+    await node.fork(name, "b")
+    await until(lambda: node.node.counters.checkpoints_written == 1)
