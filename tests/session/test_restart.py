@@ -212,6 +212,7 @@ async def test_a_token_sampled_before_the_session_was_lost_is_not_written_when_i
     name = await node.session("s")
     await node.append(name, PROMPT)
     expected = continuation(PROMPT, 40, GREEDY)[0]
+    node.engine.step_pause = 0.01
     read, task = node.reading(GenerateCall(name, key("g"), max_tokens=40))
     await until(lambda: len(read.tokens) > 5)
     node.engine.step_pause = 0.1
