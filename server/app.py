@@ -31,6 +31,8 @@ NODE_SHUTDOWN_SECONDS: Final = SHUTDOWN_SECONDS * 0.8
 """The sessions' part of the time from SIGTERM to exit; the rest is for calls that still run, and the process's end."""
 GRACE_SECONDS: Final = 0.5
 """How long calls that still run may take once the sessions are released."""
+BROKEN_LOOK_SECONDS: Final = 0.1
+"""How often the stores are asked whether they broke; asking reads a field."""
 
 _RANKS: Final = {Durability.MEMORY: 1, Durability.LOCAL_FSYNC: 2, Durability.REPLICATED: 3}
 
@@ -69,11 +71,22 @@ class Parts:
 
 @dataclass(frozen=True, slots=True)
 class ServingNode:
-    """A node that serves, where, and its two halves."""
+    """A node that serves, where, its two halves and its stores."""
 
     address: str
     node: Node
     rpc: RpcServer
+    catalog: Catalog
+    blobs: BlobStore
+
+    async def store_broken(self) -> tuple[str, str]:
+        """Wait until a store broke for good; which one ("catalog" or "blobs") and why. Then the node can do nothing
+        more: it is to leave, and its process to be started anew."""
+        while True:
+            for store, cause in (("catalog", self.catalog.broken), ("blobs", self.blobs.broken)):
+                if cause is not None:
+                    return store, cause
+            await asyncio.sleep(BROKEN_LOOK_SECONDS)
 
 
 def open_parts(config: ServerConfig) -> Parts:
@@ -163,7 +176,7 @@ async def serving(config: ServerConfig, parts: Parts | None = None) -> AsyncIter
         await node.start()
         try:
             await rpc.start()
-            yield ServingNode(address, node, rpc)
+            yield ServingNode(address, node, rpc, parts.catalog, parts.blobs)
         finally:
             node.begin_leave()
             await rpc.begin_drain()

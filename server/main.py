@@ -19,7 +19,7 @@ from forkpoint.limits import SHUTDOWN_SECONDS
 # engine of another server on the same cores.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
-from forkpoint.server.app import Parts, serving
+from forkpoint.server.app import Parts, ServingNode, serving
 
 LOG: Final = logging.getLogger("forkpoint.server")
 WATCHDOG_SECONDS: Final = SHUTDOWN_SECONDS - 0.5
@@ -57,26 +57,35 @@ def log_json(level: int = logging.INFO) -> None:
 
 
 def serve(config: ServerConfig) -> int:
-    """Serve until SIGTERM or SIGINT, then drain; returns the exit status. Raises ConfigError and
-    StateIncompatibleError before it serves. A second signal ends the process at once."""
+    """Serve until SIGTERM or SIGINT, then drain; returns the exit status: 1 when it was a store that ended it. Raises
+    ConfigError and StateIncompatibleError before it serves. A second signal ends the process at once."""
     log_json()
-    asyncio.run(serve_until_signal(config))
-    return 0
+    return asyncio.run(serve_until_signal(config))
 
 
-async def serve_until_signal(config: ServerConfig, parts: Parts | None = None) -> None:
+async def serve_until_signal(config: ServerConfig, parts: Parts | None = None) -> int:
     """As serve, in a running loop of the main thread; `parts` as in `serving`."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
+
+    def leave() -> None:
+        stop.set()
+        watchdog = threading.Timer(WATCHDOG_SECONDS, _cut_off)
+        watchdog.daemon = True
+        watchdog.start()
 
     def on_signal(name: str) -> None:
         if stop.is_set():
             os._exit(1)
         LOG.info("draining", extra={"facts": {"signal": name, "node": config.node}})
-        stop.set()
-        watchdog = threading.Timer(WATCHDOG_SECONDS, _cut_off)
-        watchdog.daemon = True
-        watchdog.start()
+        leave()
+
+    async def leave_when_a_store_broke(running: ServingNode) -> None:
+        store, cause = await running.store_broken()
+        if not stop.is_set():
+            facts = {"store": store, "cause": cause, "node": config.node}
+            LOG.error("a store broke for good: this process ends, start it again", extra={"facts": facts})
+            leave()
 
     async with serving(config, parts) as running:
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -85,8 +94,12 @@ async def serve_until_signal(config: ServerConfig, parts: Parts | None = None) -
             _write_whole(config.port_file, running.address)
         line = {"event": "serving", "address": running.address, "node": config.node, "pid": os.getpid()}
         print(json.dumps(line), flush=True)
-        await stop.wait()
+        async with asyncio.TaskGroup() as group:
+            watch = group.create_task(leave_when_a_store_broke(running))
+            await stop.wait()
+            watch.cancel()
     LOG.info("stopped", extra={"facts": {"node": config.node}})
+    return 1 if running.catalog.broken or running.blobs.broken else 0
 
 
 def _cut_off() -> None:

@@ -166,6 +166,12 @@ class Catalog(Protocol):
         ...
 
     @property
+    def broken(self) -> str | None:
+        """Why every call raises StoreUnavailableError until the store is opened anew; None while it works, and after
+        failures that pass (a full disk, a lost answer). Never goes back to None."""
+        ...
+
+    @property
     def marker(self) -> StoreMarker:
         """The marker it was opened with. Raises StoreUnavailableError before open."""
         ...
@@ -357,6 +363,11 @@ class Catalog(Protocol):
 class BlobStore(Protocol):
     """Immutable bytes under the BLAKE3 digest of their *raw* content. Values here are frames (statestore/codec.py):
     a backend neither opens nor checks them. Digests are lower-case hex, 64 characters."""
+
+    @property
+    def broken(self) -> str | None:
+        """As Catalog.broken."""
+        ...
 
     async def put(self, digest: str, frame: bytes) -> bool:
         """Store and make durable; False when the digest was there already (the stored frame stays). Atomic: a reader

@@ -46,6 +46,10 @@ class FileBlobs:
         self._guard(self._prepare)
 
     # --- the port ----------------------------------------------------------------------------------------------
+    @property
+    def broken(self) -> str | None:
+        return self._broken
+
     async def put(self, digest: str, frame: bytes) -> bool:
         return await self._run(self._put, self._path(digest), frame, False)
 

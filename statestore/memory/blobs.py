@@ -12,6 +12,10 @@ class MemoryBlobs:
         self._frames: dict[str, bytes] = {}
         self._closed = False
 
+    @property
+    def broken(self) -> str | None:
+        return None
+
     async def put(self, digest: str, frame: bytes) -> bool:
         frames = self._open()
         if digest in frames:

@@ -38,6 +38,10 @@ class MemoryRows:
         return Durability.MEMORY
 
     @property
+    def broken(self) -> str | None:
+        return None
+
+    @property
     def marker(self) -> StoreMarker:
         if self._marker is None:
             raise StoreUnavailableError("memory", "it is not open")

@@ -74,6 +74,10 @@ class SqliteCatalog:
         return Durability.LOCAL_FSYNC
 
     @property
+    def broken(self) -> str | None:
+        return self._connection.broken
+
+    @property
     def marker(self) -> StoreMarker:
         if self._marker is None:
             raise StoreUnavailableError(str(self._connection.path), "it is not open")

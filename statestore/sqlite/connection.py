@@ -71,6 +71,11 @@ class SqliteConnection:
         self._closed = False
 
     # --- from the event loop -----------------------------------------------------------------------------------
+    @property
+    def broken(self) -> str | None:
+        """Catalog.broken."""
+        return self._broken
+
     async def run(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run `work` in the worker thread. Cancelling does not undo it."""
         return await asyncio.wrap_future(self.submit(lambda: work(*args, **kwargs)))

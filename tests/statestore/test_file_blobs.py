@@ -52,7 +52,7 @@ async def test_a_full_disk_leaves_nothing_and_passes_once_there_is_room(tmp_path
         with pytest.raises(StoreFullError):
             await blobs.put(ONE, b"frame")
         assert not await blobs.has(ONE)
-        assert temporaries(tmp_path) == []
+        assert temporaries(tmp_path) == [] and blobs.broken is None
         setattr(ops, attribute, 0)
     assert await blobs.put(ONE, b"frame")
     await blobs.close()
@@ -69,6 +69,7 @@ async def test_after_a_failed_sync_the_store_is_served_no_more_until_opened_agai
     with pytest.raises(StoreUnavailableError):
         await blobs.put(TWO, b"frame")
     setattr(ops, attribute, 0)
+    assert blobs.broken is not None
     with pytest.raises(StoreUnavailableError, match="open it again"):
         await blobs.put(TWO, b"frame")
     with pytest.raises(StoreUnavailableError):

@@ -70,7 +70,7 @@ async def test_a_full_disk_changes_nothing_and_passes_once_there_is_room(faulty:
     vfs.write_error = apsw.FullError("no room")
     with pytest.raises(StoreFullError):
         await faulty.append(AppendTokens(name("s"), 1, tuple(range(5000))))
-    assert await faulty.get_session(name("s")) == before
+    assert (await faulty.get_session(name("s")), faulty.broken) == (before, None)
     vfs.write_error = None
     assert (await faulty.append(AppendTokens(name("s"), 1, (3,)))).head == 3
     assert (await faulty.read_log(name("s"), 0, 9)).token_ids == (1, 2, 3)
@@ -85,13 +85,13 @@ async def test_after_a_failed_fsync_the_store_is_served_no_more_until_opened_aga
     with pytest.raises(StoreUnavailableError):
         await faulty.append(AppendTokens(name("s"), 1, (3,)))
     vfs.sync_error = None
-    syncs = vfs.syncs
+    syncs, cause = vfs.syncs, faulty.broken
     with pytest.raises(StoreUnavailableError, match="open it again"):
         await faulty.append(AppendTokens(name("s"), 1, (3,)))
     with pytest.raises(StoreUnavailableError):
         await faulty.get_session(name("s"))
     await faulty.close()
-    assert vfs.syncs == syncs, "a failed fsync must not be tried again"
+    assert vfs.syncs == syncs and cause is not None, "a failed fsync must not be tried again"
     again = SqliteCatalog(tmp_path / "catalog.db")
     await again.open(MARKER)
     assert (await again.get_session(name("s"))).head in (2, 3)

@@ -31,6 +31,10 @@ class FaultyBlobs:
         self.hidden: set[str] = set()
         self.calls: dict[str, int] = {}
 
+    @property
+    def broken(self) -> str | None:
+        return self._inner.broken
+
     def _enter(self, method: str) -> None:
         self.calls[method] = self.calls.get(method, 0) + 1
         if method in self.errors:

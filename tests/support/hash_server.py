@@ -13,16 +13,16 @@ from tests.support.hash_engine import HashEngine
 from tests.support.rpc_site import parts_for
 
 
-def main() -> None:
-    """Serve until SIGTERM."""
+def main() -> int:
+    """Serve until SIGTERM; returns the exit status."""
     folder, port, step_pause, port_file = sys.argv[1:]
     flags = {"data": Path(folder), "port": int(port), "port_file": Path(port_file), "checkpoint_every": 32}
     config = load_config(flags, environment={})
     engine = HashEngine()
     engine.step_pause = float(step_pause)
     log_json()
-    asyncio.run(serve_until_signal(config, parts_for(config, engine)))
+    return asyncio.run(serve_until_signal(config, parts_for(config, engine)))
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
