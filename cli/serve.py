@@ -25,6 +25,7 @@ HELP: Final = {
     "checkpoint_every": "tokens between checkpoints of sessions that say nothing, 0 for none (default 512)",
     "checkpoint_on_turn_end": "also checkpoint when a generation ends",
     "prefill_chunk": "prompt tokens a step may consume (default 512)",
+    "stream_age_seconds": "seconds after which a stream's client is asked to open it again, 0 for never (default 3600)",
     "durability": f"the least the store must reach: {', '.join(DURABILITIES)} (default local_fsync)",
     "sabotage": "damage what is restored, for the demo's self-test: conv-tail",
 }

@@ -139,7 +139,7 @@ async def serving(config: ServerConfig, parts: Parts | None = None) -> AsyncIter
 
     `parts` None: open_parts(config). Raises ConfigError, StateIncompatibleError (the store is another model's).
     """
-    rpc = RpcServer(config.node)
+    rpc = RpcServer(config.node, stream_age_seconds=config.stream_age_seconds)
     try:
         port = rpc.bind(join_address(config.host, config.port))
     except OSError as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations  # grpc's classes are generic in their stubs only
 
 import logging
+import random
 import secrets
 import traceback
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -12,7 +13,7 @@ import grpc
 from google.protobuf.message import Message
 
 from forkpoint.errors import ForkpointError, NodeDrainingError, SessionRelocatingError
-from forkpoint.limits import HEARTBEAT_SECONDS
+from forkpoint.limits import HEARTBEAT_SECONDS, STREAM_AGE_JITTER, STREAM_AGE_SECONDS_DEFAULT
 from forkpoint.server.rpc.errors import MethodNotImplementedError
 from forkpoint.server.rpc.fields import check_request, is_served
 from forkpoint.server.rpc.status import internal_status, status_of, trailer
@@ -33,9 +34,15 @@ class Guard(grpc.aio.ServerInterceptor):
     raised. Neither repeats the error's text, which may hold tokens.
     """
 
-    def __init__(self, drain: Drain, heartbeat_seconds: float = HEARTBEAT_SECONDS) -> None:
+    def __init__(
+        self,
+        drain: Drain,
+        heartbeat_seconds: float = HEARTBEAT_SECONDS,
+        stream_age_seconds: float = STREAM_AGE_SECONDS_DEFAULT,
+    ) -> None:
         self._drain = drain
         self._heartbeat_seconds = heartbeat_seconds
+        self._stream_age_seconds = stream_age_seconds
         self.open_streams = 0
         """Streams that are being answered now."""
 
@@ -87,13 +94,20 @@ class Guard(grpc.aio.ServerInterceptor):
                 self._admit(method, request)
                 answer = behaviour(request, context)
                 source = answer if isinstance(answer, Source) else Source(answer)
-                await relay(source, context.write, context, self._drain, self._heartbeat_seconds)
+                beat, age = self._heartbeat_seconds, self.stream_age()
+                await relay(source, context.write, context, self._drain, beat, age)
             except Exception as error:  # noqa: BLE001 (every error becomes a status)
                 await self._abort(method, error, context)
             finally:
                 self.open_streams -= 1
 
         return call
+
+    def stream_age(self) -> float | None:
+        """Seconds that the next stream may last; None: for ever."""
+        if self._stream_age_seconds == 0:
+            return None
+        return self._stream_age_seconds * random.uniform(1 - STREAM_AGE_JITTER, 1 + STREAM_AGE_JITTER)
 
     def _admit(self, method: str, request: Message) -> None:
         if self._drain.started:

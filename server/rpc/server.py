@@ -7,7 +7,7 @@ import grpc
 from grpc_reflection.v1alpha import reflection, reflection_pb2
 
 from forkpoint.clock import Clock
-from forkpoint.limits import HEARTBEAT_SECONDS, MESSAGE_BYTES_MAX
+from forkpoint.limits import HEARTBEAT_SECONDS, MESSAGE_BYTES_MAX, STREAM_AGE_SECONDS_DEFAULT
 from forkpoint.proto.forkpoint.v1 import (
     admin_pb2,
     admin_pb2_grpc,
@@ -51,10 +51,15 @@ OPTIONS: Sequence[tuple[str, int]] = (
 class RpcServer:
     """One port. Bind it, attach the sessions (which want to know the address), start."""
 
-    def __init__(self, node_name: str, heartbeat_seconds: float = HEARTBEAT_SECONDS) -> None:
+    def __init__(
+        self,
+        node_name: str,
+        heartbeat_seconds: float = HEARTBEAT_SECONDS,
+        stream_age_seconds: float = STREAM_AGE_SECONDS_DEFAULT,
+    ) -> None:
         self.drain = Drain(node_name)
         self.health = health.Health(SERVICES)
-        self.guard = Guard(self.drain, heartbeat_seconds)
+        self.guard = Guard(self.drain, heartbeat_seconds, stream_age_seconds)
         self._server = grpc.aio.server(interceptors=[self.guard], options=OPTIONS)
 
     def bind(self, address: str) -> int:

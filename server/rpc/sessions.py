@@ -13,11 +13,10 @@ from forkpoint.proto.forkpoint.v1.session_pb2 import Session
 from forkpoint.proto.forkpoint.v1.session_service_pb2_grpc import SessionServiceServicer
 from forkpoint.server.rpc import requests, responses
 from forkpoint.server.rpc.errors import MethodNotImplementedError
-from forkpoint.server.rpc.generation import GenerationSource
+from forkpoint.server.rpc.generation import GenerationSource, TokensSource
 from forkpoint.server.rpc.identity import request_key
 from forkpoint.server.rpc.paging import cut_page, page_size, page_start
 from forkpoint.server.rpc.served import Served
-from forkpoint.server.rpc.stream import closed_after
 from forkpoint.server.rpc.transfer import export_chunks, import_stream
 from forkpoint.server.rpc.updates import session_update
 from forkpoint.server.rpc.upload import assemble
@@ -100,15 +99,13 @@ class Sessions(SessionServiceServicer):
         view = await self._node.cancel_generation(SessionName.parse(request.name))
         return responses.session(view, self._served)
 
-    async def ReadTokens(self, request: pb.ReadTokensRequest, context: Any) -> AsyncIterator[pb.TokenChunk]:
+    def ReadTokens(self, request: pb.ReadTokensRequest, context: Any) -> TokensSource:
         name = SessionName.parse(request.name)
         start = requests.position(request.start, "start")
         end = requests.position(request.end, "end") if request.HasField("end") else None
         if end is not None and end < start:
             raise InvalidFieldError("end", f"{end} lies before start {start}")
-        async with closed_after(self._node.read_tokens(name, start, end, request.follow)) as chunks:
-            async for chunk in chunks:
-                yield responses.chunk(chunk)
+        return TokensSource(self._node.read_tokens(name, start, end, request.follow), start)
 
     async def Fork(self, request: pb.ForkRequest, context: Any) -> pb.ForkResponse:
         views, position = await self._node.fork(requests.fork_call(request, self._clock))

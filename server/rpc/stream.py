@@ -6,12 +6,14 @@ asks for itself, every second, and its heartbeats make a dead transport fail.
 """
 
 import asyncio
+import math
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any, Generic, Protocol, Self, TypeVar
 
 from forkpoint.errors import NodeDrainingError
 from forkpoint.limits import HEARTBEAT_SECONDS
+from forkpoint.server.rpc.errors import StreamAgeError
 
 T = TypeVar("T")
 U = TypeVar("U")
@@ -49,8 +51,8 @@ class Call(Protocol):
 
 
 class Source(Generic[T]):
-    """Messages of one stream, with what the relay sends or says while there are none. Subclasses override the last
-    two."""
+    """Messages of one stream, with what the relay sends or says while there are none. Subclasses override what comes
+    after the first."""
 
     def __init__(self, messages: AsyncIterator[T]) -> None:
         self.messages = messages
@@ -62,6 +64,11 @@ class Source(Generic[T]):
     def cursor(self) -> int | None:
         """The position to resume from; None: this stream can't be resumed."""
         return None
+
+    def let_go(self) -> bool:
+        """The stream is old: whether its client can open it again and go on. When True, the relay ends it next, and
+        it is not the client that left."""
+        return False
 
 
 @asynccontextmanager
@@ -85,11 +92,14 @@ async def relay(
     call: Call,
     drain: Drain,
     heartbeat_seconds: float = HEARTBEAT_SECONDS,
+    age_seconds: float | None = None,
 ) -> None:
     """Write the source's messages until it ends or the client is gone. Raises what the source raises, and
-    NodeDrainingError, with the source's cursor, when the node drains. The source is closed in every case."""
+    NodeDrainingError, with the source's cursor, when the node drains or the stream is as old as `age_seconds` and can
+    be resumed. The source is closed in every case."""
     loop = asyncio.get_running_loop()
     idle_since = loop.time()
+    old_at = math.inf if age_seconds is None else idle_since + age_seconds
     look = min(LOOK_SECONDS, heartbeat_seconds)
     async with closed_after(source.messages) as messages, _Tasks() as tasks:
         draining = tasks.start(drain.wait())
@@ -97,7 +107,8 @@ async def relay(
         while True:
             if pending is None:
                 pending = tasks.start(_next(messages))
-            await asyncio.wait((pending, draining), timeout=look, return_when=asyncio.FIRST_COMPLETED)
+            wait = min(look, max(0.0, old_at - loop.time()))
+            await asyncio.wait((pending, draining), timeout=wait, return_when=asyncio.FIRST_COMPLETED)
             if pending.done():
                 finished, pending = pending, None
                 try:
@@ -108,6 +119,10 @@ async def relay(
                 idle_since = loop.time()
             if draining.done():
                 raise NodeDrainingError(drain.node, source.cursor())
+            if loop.time() >= old_at:
+                if source.let_go():
+                    raise StreamAgeError(drain.node, source.cursor())
+                old_at = math.inf
             if pending is None:
                 continue
             if call.done():

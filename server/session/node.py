@@ -16,6 +16,7 @@ from forkpoint.server.session.api import (
     ForkCall,
     GenerateCall,
     GenerateEvent,
+    Reader,
     ResumeResult,
     SessionView,
     Usage,
@@ -199,8 +200,8 @@ class Node:
     async def append(self, call: AppendCall) -> AppendResult:
         return await self._writers.append(call)
 
-    def generate(self, call: GenerateCall) -> AsyncIterator[GenerateEvent]:
-        return self._writers.generate(call)
+    def generate(self, call: GenerateCall, reader: Reader | None = None) -> AsyncIterator[GenerateEvent]:
+        return self._writers.generate(call, reader or Reader())
 
     async def cancel_generation(self, name: SessionName) -> SessionView:
         return await self._core.tasks.run(self._lifecycle.cancel(name), f"cancel {name}")

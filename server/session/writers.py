@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from forkpoint.errors import AbortedError, ForkpointError, InvalidFieldError, NodeDrainingError, QueueFullError
 from forkpoint.ids import new_id
 from forkpoint.limits import SESSION_QUEUE_MAX
-from forkpoint.server.session.api import AppendCall, AppendResult, GenerateCall, GenerateEvent
+from forkpoint.server.session.api import AppendCall, AppendResult, GenerateCall, GenerateEvent, Reader
 from forkpoint.server.session.claims import Claims
 from forkpoint.server.session.generation import RunningGeneration
 from forkpoint.server.session.inputs import check_durability, check_generate, check_room, input_tokens
@@ -87,10 +87,10 @@ class Writers:
             self._core.counters.prompt_tokens += len(tokens)
         self._core.wake()
 
-    async def generate(self, call: GenerateCall) -> AsyncIterator[GenerateEvent]:
+    async def generate(self, call: GenerateCall, reader: Reader) -> AsyncIterator[GenerateEvent]:
         """Begin or re-attach, then read. Closing the iterator detaches; with cancel_on_disconnect it ends the
-        generation as well."""
-        attached = await self._join(call)
+        generation as well, unless the node sent the reader away."""
+        attached = await self._join(call, reader)
         stream = GenerationStream(
             self._core, self._usage, attached.row, attached.branch, attached.live, attached.running
         )
@@ -109,16 +109,16 @@ class Writers:
             if attached.running is not None:
                 attached.running.readers -= 1
             if not ended:
-                self._left(call, attached)
+                self._left(call, attached, reader)
 
-    async def _join(self, call: GenerateCall) -> Attached:
+    async def _join(self, call: GenerateCall, reader: Reader) -> Attached:
         """Attach in the node's own task: when the caller goes away meanwhile, the task sees to what that means."""
         waits = True
 
         async def attach() -> Attached:
             attached = await self._attach(call)
             if not waits:
-                self._left(call, attached)
+                self._left(call, attached, reader)
             return attached
 
         try:
@@ -126,9 +126,9 @@ class Writers:
         finally:
             waits = False
 
-    def _left(self, call: GenerateCall, attached: Attached) -> None:
+    def _left(self, call: GenerateCall, attached: Attached, reader: Reader) -> None:
         running = attached.running
-        if self._core.leaving:
+        if self._core.leaving or reader.sent_away:
             return  # it is the node that goes, not the caller
         if call.cancel_on_disconnect and running is not None and running.finish is None:
             running.ending = running.ending or FinishReason.CANCELLED

@@ -13,7 +13,12 @@ from typing import Any, Final, get_args, get_type_hints
 
 from forkpoint.errors import ConfigError, InvalidFieldError
 from forkpoint.ids import check_id
-from forkpoint.limits import CHECKPOINT_EVERY_TOKENS_DEFAULT, PREFILL_CHUNK_TOKENS_DEFAULT, TILE_TOKENS
+from forkpoint.limits import (
+    CHECKPOINT_EVERY_TOKENS_DEFAULT,
+    PREFILL_CHUNK_TOKENS_DEFAULT,
+    STREAM_AGE_SECONDS_DEFAULT,
+    TILE_TOKENS,
+)
 
 ENVIRONMENT_PREFIX: Final = "FORKPOINT_"
 TABLE: Final = "server"
@@ -54,6 +59,8 @@ class ServerConfig:
     """For sessions that say nothing; a multiple of 16; 0: never by count."""
     checkpoint_on_turn_end: bool = False
     prefill_chunk: int = PREFILL_CHUNK_TOKENS_DEFAULT
+    stream_age_seconds: int = STREAM_AGE_SECONDS_DEFAULT
+    """A stream of tokens is ended with its position after about so long, and its client opens it again; 0: never."""
     durability: str = "local_fsync"
     """The least that the store must reach; the server does not start below it."""
     sabotage: str | None = None
@@ -157,6 +164,7 @@ def _check(config: ServerConfig, sources: Mapping[str, str]) -> None:
         ("threads", 1, 1024),
         ("prefill_chunk", 1, 1 << 20),
         ("checkpoint_every", 0, 1 << 30),
+        ("stream_age_seconds", 0, 1 << 30),
     ):
         value = getattr(config, name)
         if not least <= value <= most:

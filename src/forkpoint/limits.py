@@ -50,6 +50,11 @@ SESSION_QUEUE_MAX: Final = 4096
 STREAM_BUFFER_TOKENS: Final = 256
 """A stream reads the log through a cursor; this much is kept for a slow reader before it re-reads."""
 HEARTBEAT_SECONDS: Final = 10.0
+STREAM_AGE_SECONDS_DEFAULT: Final = 3600
+"""A generation or a follower that is answered for so long is opened again: so that readers spread over nodes and load
+balancers that came since, and none depends on a connection that lasts for ever."""
+STREAM_AGE_JITTER: Final = 0.1
+"""Share by which a stream's age differs at most, so that streams begun together do not come back together."""
 LEASE_RENEW_SECONDS: Final = 1.0
 LEASE_TTL_SECONDS: Final = 3.0
 """A lease whose counter stands still for this long, on the observer's own clock, is expired."""
@@ -64,3 +69,4 @@ assert 2 * PAGE_BYTES_MAX <= MESSAGE_BYTES_MAX
 assert 3 * max(APPEND_TEXT_BYTES_MAX, INPUT_TOKENS_MAX) < MESSAGE_BYTES_MAX, "an id below 2^21 is three bytes"
 assert LEASE_TTL_SECONDS >= 3 * LEASE_RENEW_SECONDS
 assert STREAM_BUFFER_TOKENS > 0
+assert 0 <= STREAM_AGE_JITTER < 1

@@ -185,3 +185,18 @@ async def test_finish_reasons_survive_a_late_attach(site: Served) -> None:
     second = await session.generate(max_tokens=5, request_id="g", resume_position=first.position).result()
     assert first.token_ids + second.token_ids == continuation(b"hello", 5, GREEDY)[0]
     assert second.finished is not None and second.finished.reason == common_pb2.LENGTH
+
+
+async def test_streams_that_the_server_finds_old_go_on_without_a_word(tmp_path: Path) -> None:
+    async with asyncio.timeout(60), served(tmp_path, stream_age_seconds=1) as site:
+        session = await site.session(text="hello")
+        site.engine.step_pause = 0.005
+        generation = session.generate(max_tokens=500, cancel_on_disconnect=True)
+        reader = session.tokens(0, 505, follow=True)
+        await asyncio.gather(generation.result(), reader.result())
+        expected, _ = continuation(b"hello", 500, GREEDY)
+        assert (generation.token_ids, generation.text) == (expected, bytes(expected))
+        assert reader.token_ids == [*b"hello", *expected]
+        assert {error.reason for error in generation.reconnects + reader.reconnects} == {"NODE_DRAINING"}
+        assert generation.finished is not None and generation.finished.reason == common_pb2.LENGTH
+        assert site.running.node.counters.generations_started == 1

@@ -46,6 +46,7 @@ def test_every_setting_can_be_given_in_every_place(tmp_path: Path) -> None:
         "checkpoint_every": 0,
         "checkpoint_on_turn_end": True,
         "prefill_chunk": 7,
+        "stream_age_seconds": 60,
         "durability": "memory",
         "sabotage": "conv-tail",
     }
@@ -71,6 +72,7 @@ def test_every_setting_can_be_given_in_every_place(tmp_path: Path) -> None:
         ("pages", "-1"),
         ("threads", "0"),
         ("checkpoint_every", "17"),
+        ("stream_age_seconds", "-1"),
         ("checkpoint_on_turn_end", "maybe"),
         ("durability", "paper"),
         ("device", "abacus"),

@@ -14,6 +14,7 @@ import pytest
 from forkpoint.client.wire import Connection
 from forkpoint.errors import NodeDrainingError
 from forkpoint.proto.forkpoint.v1 import session_service_pb2 as pb
+from forkpoint.server.rpc.guard import Guard
 from forkpoint.server.rpc.stream import Drain, Source, relay
 from tests.support.rpc_site import ROOT, Refusal, Served, served, settled
 
@@ -259,3 +260,53 @@ async def test_a_relay_passes_what_its_source_raises_and_ends_with_it() -> None:
         with pytest.raises(NodeDrainingError):
             await relay(Source(messages), write, FakeCall(), Drain("n"))
     assert written == [1]
+
+
+async def test_a_stream_that_is_old_ends_with_its_position_and_cancels_nothing(tmp_path: Path) -> None:
+    async with asyncio.timeout(30), served(tmp_path, stream_age_seconds=1) as site:
+        session = await site.session(text="hello")
+        site.engine.step_pause = 0.005
+        request = pb.GenerateRequest(name=session.name, request_id="g", max_tokens=400, cancel_on_disconnect=True)
+        generating = site.raw.sessions.Generate(request)
+        following = site.raw.sessions.ReadTokens(pb.ReadTokensRequest(name=session.name, follow=True))
+        position = 5
+        async with Refusal(grpc.StatusCode.UNAVAILABLE, "NODE_DRAINING") as refusal:
+            while isinstance(event := await generating.read(), pb.GenerateResponse):
+                if event.HasField("chunk"):
+                    position += len(event.chunk.token_ids)
+        assert refusal.kinds == {"ErrorInfo", "RetryInfo"}
+        assert refusal.info.metadata["resume_position"] == str(position)
+        assert "draining" not in refusal.message
+        read = 0
+        async with Refusal(grpc.StatusCode.UNAVAILABLE, "NODE_DRAINING") as refusal:
+            while isinstance(chunk := await following.read(), pb.TokenChunk):
+                read += len(chunk.token_ids)
+        assert refusal.info.metadata["resume_position"] == str(read)
+        assert (await settled(session)).head == 405, "a stream that the server ends is not a caller that left"
+
+
+async def test_only_streams_that_can_go_on_grow_old() -> None:
+    class Resumable(Source[int]):
+        def let_go(self) -> bool:
+            return True
+
+        def cursor(self) -> int | None:
+            return 4
+
+    async def write(_: int) -> None:
+        return
+
+    counting = Counting()
+    with pytest.raises(NodeDrainingError) as error:
+        async with asyncio.timeout(5):
+            await relay(Resumable(counting.messages()), write, FakeCall(), Drain("n"), age_seconds=0.02)
+    assert (error.value.resume_position, counting.closed) == (4, True)
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.2):
+            await relay(Source(Counting().messages()), write, FakeCall(), Drain("n"), age_seconds=0.02)
+
+
+def test_streams_do_not_grow_old_together() -> None:
+    ages = {Guard(Drain("n"), stream_age_seconds=100).stream_age() for _ in range(50)}
+    assert len(ages) > 1 and all(age is not None and 90 <= age <= 110 for age in ages)
+    assert Guard(Drain("n"), stream_age_seconds=0).stream_age() is None
