@@ -36,8 +36,11 @@ def narrow(x: Any) -> Any:
 def ordered_product(a: Any, b: Any, start: Any) -> Any:
     """start [M, N] + a [M, K] b [K, N] in the dtype of `start`, terms added in ascending order of K."""
     total = start.copy()
-    for k in range(a.shape[-1]):
-        total += a[..., :, k : k + 1].astype(total.dtype) * b[..., k : k + 1, :].astype(total.dtype)
+    columns, lines = np.moveaxis(a.astype(total.dtype), -1, 0)[..., None], np.moveaxis(b.astype(total.dtype), -2, 0)
+    term = np.empty_like(total)
+    for column, line in zip(np.ascontiguousarray(columns), lines[..., None, :], strict=True):
+        np.multiply(column, line, out=term)
+        total += term
     return total
 
 
@@ -91,6 +94,10 @@ def install() -> None:
     def dot(self: Any, a: Any, b: Any, d: Any, precision: Any, imprecise: Any) -> Any:
         return handle(ordered_product(as_fp32(a).data, as_fp32(b).data, d.data), d.dtype.scalar)
 
+    def constant(self: Any, value: float) -> Any:
+        return handle(narrow(np.array([value], dtype=np.float32)), tl.bfloat16)
+
     builder.cast_impl, builder.binary_op, builder.unary_op = cast, binary, unary
     builder.create_fp_to_fp, builder.create_dot = cast_rounded, dot
+    builder.get_bf16 = constant
     builder.forkpoint_shim = True
