@@ -115,7 +115,7 @@ def combine_kernel(
         numerator = numerator * before[:, None] + attended * now[:, None]
         denominator = denominator * before + tl.load(sums + line) * now
         top = highest
-    # + 0.0: what is equal as a number must be equal as bytes. Places beyond the sequence hold 0 / 0 and stay unwritten.
+    # + 0.0: what is equal as a number must be equal as bytes. Places beyond the sequence are of no row.
     row = tl.load(sequence) * HEADS + place
     inside = place < tl.load(sequence + 1).to(tl.int32) * HEADS
     tl.store(out + row[:, None] * R + column[None, :], numerator / denominator[:, None] + 0.0, mask=inside[:, None])
