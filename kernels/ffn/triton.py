@@ -6,8 +6,8 @@ gate and up: bf16 or fp32, [R, F], rows contiguous (both may be halves of one pr
 from typing import Final
 
 import torch
-import triton  # pyright: ignore[reportMissingImports]
-import triton.language as tl  # pyright: ignore[reportMissingImports]
+import triton
+import triton.language as tl
 from torch import Tensor
 
 BLOCK: Final = 1024

@@ -15,10 +15,10 @@ bf16 operands accumulate in fp32; fp32 operands multiply in full fp32 ("ieee", n
 from typing import Final
 
 import torch
-import triton  # pyright: ignore[reportMissingImports]
-import triton.language as tl  # pyright: ignore[reportMissingImports]
+import triton
+import triton.language as tl
 from torch import Tensor
-from triton.tools.tensor_descriptor import TensorDescriptor  # pyright: ignore[reportMissingImports]
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 from forkpoint.kernels.matmul.configs import BLOCK_K, BLOCK_K_FP32, FP32, Tile, tile_for
 
@@ -80,9 +80,14 @@ def persistent_kernel(
             b = weight.load([n * BLOCK_N, k])
             total = tl.dot(a, b.T, total)
         row = m * BLOCK_M + tl.arange(0, BLOCK_M)
-        column = n * BLOCK_N + tl.arange(0, BLOCK_N)
+        column = n * BLOCK_N + tl.arange(0, BLOCK_N // 2)
         place = out + row.to(tl.int64)[:, None] * out_stride + column[None, :]
-        tl.store(place, total.to(out.dtype.element_ty), mask=(row[:, None] < rows) & (column[None, :] < outputs))
+        # In halves: a whole fp32 tile on its way to memory does not fit shared memory beside the pipeline.
+        left, right = tl.split(tl.permute(tl.reshape(total, (BLOCK_M, 2, BLOCK_N // 2)), (0, 2, 1)))
+        inside = (row[:, None] < rows) & (column[None, :] < outputs)
+        tl.store(place, left.to(out.dtype.element_ty), mask=inside)
+        inside = (row[:, None] < rows) & (column[None, :] + BLOCK_N // 2 < outputs)
+        tl.store(place + BLOCK_N // 2, right.to(out.dtype.element_ty), mask=inside)
 
 
 def why_not(x: Tensor, weight: Tensor) -> str | None:
@@ -134,9 +139,7 @@ def linear(x: Tensor, weight: Tensor, dtype: torch.dtype = torch.float32, tile: 
     out = torch.empty((rows, outputs), dtype=dtype, device=x.device)
     if not out.numel():
         return out
-    chosen = tile or (
-        FP32 if x.dtype == torch.float32 else tile_for(architecture(x.device), rows, outputs, inputs)
-    )
+    chosen = tile or (FP32 if x.dtype == torch.float32 else tile_for(architecture(x.device), rows, outputs, inputs))
     if chosen.persistent:
         reason = why_not_persistent(x, weight)
         if reason is None:

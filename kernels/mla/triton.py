@@ -21,8 +21,8 @@ on its own query and keys alone, not on the rows of its block, nor on how far th
 from typing import Final
 
 import torch
-import triton  # pyright: ignore[reportMissingImports]
-import triton.language as tl  # pyright: ignore[reportMissingImports]
+import triton
+import triton.language as tl
 from torch import Tensor
 
 from forkpoint.kernels.elementwise import LOG2_E

@@ -13,8 +13,8 @@ is fused by the compiler (`enable_fp_fusion=False`): the square of a bf16 value 
 from typing import Final
 
 import torch
-import triton  # pyright: ignore[reportMissingImports]
-import triton.language as tl  # pyright: ignore[reportMissingImports]
+import triton
+import triton.language as tl
 from torch import Tensor
 
 WIDTH_MAX: Final = 16384
@@ -46,7 +46,8 @@ def norm_kernel(
 
 def warps(width: int) -> int:
     """Warps of a row's program: 32 values a thread at most, from the width alone."""
-    return max(1, min(16, triton.next_power_of_2(width) // 1024))
+    block: int = triton.next_power_of_2(width)
+    return max(1, min(16, block // 1024))
 
 
 def why_not(x: Tensor, *others: Tensor) -> str | None:

@@ -53,9 +53,9 @@ def compile_probe(probe: Probe) -> Report:
     """Compiles one probe with the bundled ptxas."""
     import importlib
 
-    import triton  # pyright: ignore[reportMissingImports]
-    from triton.backends.compiler import GPUTarget  # pyright: ignore[reportMissingImports]
-    from triton.compiler import ASTSource  # pyright: ignore[reportMissingImports]
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
 
     module, function = probe.kernel.split(":")
     kernel = getattr(importlib.import_module(module), function)
@@ -89,7 +89,7 @@ def compile_probe(probe: Probe) -> Report:
 
 def assemble(ptx: str) -> tuple[int, int]:
     """(registers a thread, bytes of spill stores and loads) that ptxas reports."""
-    import triton  # pyright: ignore[reportMissingImports]
+    import triton
 
     with tempfile.TemporaryDirectory() as folder:
         source = Path(folder) / "kernel.ptx"

@@ -50,11 +50,11 @@ def install() -> None:
     # it must not stay in the environment, or servers that tests start would interpret too.
     with MonkeyPatch.context() as patch:
         patch.setenv("TRITON_INTERPRET", "1")
-        import triton  # pyright: ignore[reportMissingImports]
-        import triton.language as tl  # pyright: ignore[reportMissingImports]
+        import triton
+        import triton.language as tl
     triton.knobs.propagate_env = False
     triton.knobs.runtime.interpret = True
-    from triton.runtime import interpreter  # pyright: ignore[reportMissingImports]
+    from triton.runtime import interpreter
 
     builder, handle = interpreter.InterpreterBuilder, interpreter.TensorHandle
     if getattr(builder, "forkpoint_shim", False):

@@ -19,7 +19,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The interpreter reads loop bounds in a way that numpy will refuse one day (numpy < 2.4 is pinned for it)."""
     for item in items:
         if HERE in item.path.parents:
-            item.add_marker(pytest.mark.filterwarnings("ignore:Conversion of an array with ndim > 0:DeprecationWarning"))
+            item.add_marker(
+                pytest.mark.filterwarnings("ignore:Conversion of an array with ndim > 0:DeprecationWarning")
+            )
 
 
 @pytest.fixture(autouse=True)

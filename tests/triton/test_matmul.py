@@ -6,7 +6,8 @@ from torch import Tensor
 
 pytest.importorskip("triton", reason="triton is not installed")
 
-from forkpoint.kernels.matmul import configs, naive, triton as matmul
+from forkpoint.kernels.matmul import configs, naive
+from forkpoint.kernels.matmul import triton as matmul
 from forkpoint.kernels.matmul.configs import Tile
 from tests.support.kernels import at_offset, relative_rmse
 from tests.support.triton_shim import DEVICE
@@ -56,9 +57,7 @@ def test_values_beside_a_matrix_are_not_read_as_numbers() -> None:
     x, weight = matrix(5, 72, BF16), matrix(20, 72, BF16, 1)
     room[:5, 8:80] = x
     for tile in TILES:
-        assert torch.equal(
-            matmul.linear(room[:5, 8:80], weight, tile=tile), matmul.linear(x, weight, tile=tile)
-        )
+        assert torch.equal(matmul.linear(room[:5, 8:80], weight, tile=tile), matmul.linear(x, weight, tile=tile))
 
 
 def test_a_poisoned_row_stays_in_its_row() -> None:

@@ -8,7 +8,8 @@ pytest.importorskip("triton", reason="triton is not installed")
 
 from forkpoint.kernels.elementwise import silu
 from forkpoint.kernels.ffn import triton as ffn
-from forkpoint.kernels.norm import naive, triton as norm
+from forkpoint.kernels.norm import naive
+from forkpoint.kernels.norm import triton as norm
 from tests.support.triton_shim import DEVICE
 
 EPS = 1e-5
