@@ -38,31 +38,51 @@ class Plan:
 
 
 @dataclass(frozen=True)
-class _Block:
-    sequence: int
-    number: int
-    splits: int
+class _Blocks:
+    """All blocks of a batch, [B] each: sequence, number in it, splits up to its last row."""
+
+    sequence: Tensor
+    number: Tensor
+    splits: Tensor
+
+    @staticmethod
+    def of(rows: Tensor, starts: Tensor, heads: int, block_rows: int) -> "_Blocks":
+        places = rows * heads
+        counts = (places + block_rows - 1) // block_rows
+        sequence = torch.repeat_interleave(torch.arange(len(rows)), counts)
+        number = _within(counts)
+        last = torch.minimum((number + 1) * block_rows, places[sequence]) - 1
+        return _Blocks(sequence, number, (starts[sequence] + last // heads) // SPLIT_TOKENS + 1)
+
+    def launches(self, items_max: int) -> Iterator["_Blocks"]:
+        """Runs of blocks of at most `items_max` items, or of one block."""
+        ends = self.splits.cumsum(0)
+        first, before = 0, 0
+        while first < len(ends):
+            end = int(torch.searchsorted(ends, before + items_max, right=True))
+            end = max(end, first + 1)
+            yield _Blocks(self.sequence[first:end], self.number[first:end], self.splits[first:end])
+            first, before = end, int(ends[end - 1])
+
+    def work(self, device: torch.device) -> Work:
+        """Tables of one launch."""
+        items = torch.stack(
+            [
+                torch.repeat_interleave(self.sequence, self.splits),
+                torch.repeat_interleave(self.number, self.splits),
+                _within(self.splits),
+            ],
+            dim=1,
+        )
+        first = self.splits.cumsum(0) - self.splits
+        blocks = torch.stack([self.sequence, self.number, first, self.splits], dim=1)
+        return Work(items=items.to(device, torch.int32), blocks=blocks.to(device, torch.int32))
 
 
-def _blocks(cu_seqlens: tuple[int, ...], starts: tuple[int, ...], heads: int, rows: int) -> Iterator[_Block]:
-    for sequence, ((first, last), start) in enumerate(zip(pairwise(cu_seqlens), starts, strict=True)):
-        places = (last - first) * heads
-        for number in range(-(-places // rows)):
-            position = start + (min((number + 1) * rows, places) - 1) // heads
-            yield _Block(sequence, number, position // SPLIT_TOKENS + 1)
-
-
-def _work(blocks: list[_Block], device: torch.device) -> Work:
-    items = [(b.sequence, b.number, split) for b in blocks for split in range(b.splits)]
-    rows: list[tuple[int, int, int, int]] = []
-    first = 0
-    for b in blocks:
-        rows.append((b.sequence, b.number, first, b.splits))
-        first += b.splits
-    return Work(
-        items=torch.tensor(items, dtype=torch.int32, device=device),
-        blocks=torch.tensor(rows, dtype=torch.int32, device=device),
-    )
+def _within(counts: Tensor) -> Tensor:
+    """0, 1, ..., counts[0] - 1, 0, 1, ..., counts[1] - 1, ..."""
+    ends = counts.cumsum(0)
+    return torch.arange(int(counts.sum())) - torch.repeat_interleave(ends - counts, counts)
 
 
 @lru_cache(maxsize=8)
@@ -82,25 +102,18 @@ def plan(
     sequences: list[tuple[int, int, int, int]] = []
     flat: list[int] = []
     for table, (first, last), start in zip(tables, pairwise(cu_seqlens), starts, strict=True):
-        pages = -(-(start + last - first) // PAGE_TOKENS) if last > first else 0
+        tokens = start + last - first
+        pages = -(-tokens // PAGE_TOKENS) if last > first else 0
         if len(table) < pages:
-            raise ValueError(
-                f"a sequence of {start + last - first} tokens needs {pages} pages, its table has {len(table)}"
-            )
+            raise ValueError(f"a sequence of {tokens} tokens needs {pages} pages, its table has {len(table)}")
         sequences.append((first, last - first, start, len(flat)))
         flat += table[:pages]
-    launches: list[list[_Block]] = []
-    filled = items_max
-    for block in _blocks(cu_seqlens, starts, heads, block_rows):
-        if filled + block.splits > items_max:
-            launches.append([])
-            filled = 0
-        launches[-1].append(block)
-        filled += block.splits
-    works = tuple(_work(blocks, device) for blocks in launches)
+    facts = torch.tensor(sequences, dtype=torch.int64).view(-1, 4)
+    blocks = _Blocks.of(facts[:, 1], facts[:, 2], heads, block_rows)
+    works = tuple(run.work(device) for run in blocks.launches(items_max))
     return Plan(
-        sequences=torch.tensor(sequences, dtype=torch.int64, device=device),
-        tables=torch.tensor(flat, dtype=torch.int32, device=device),
+        sequences=facts.to(device),
+        tables=torch.tensor(flat, dtype=torch.int32).to(device),
         launches=works,
         items_max=max((work.items.shape[0] for work in works), default=0),
     )

@@ -204,7 +204,7 @@ def _select(call: _Call, limit: Tensor, threshold: Tensor, count: bool, top_p: T
             # At least 1: the most likely token is always kept.
             limit = torch.where(limit == UNLIMITED, limit, share.clamp(min=1))
         descend_kernel[(rows,)](histogram, limit, prefix, above, num_warps=1)
-    return torch.where(limit == UNLIMITED, threshold, torch.maximum(prefix, threshold))
+    return torch.where(limit == UNLIMITED, threshold, prefix)
 
 
 def _threshold(call: _Call, rows: SamplingRows) -> Tensor:

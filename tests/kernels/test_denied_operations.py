@@ -28,8 +28,8 @@ DENIED = {
 
 ONLY_IN = {
     "bmm": {"kernels/matmul/naive.py"},
-    "sum": {"kernels/norm/naive.py", "kernels/sampler/naive.py", "kernels/sampler/triton.py"},
-    "cumsum": {"kernels/kda/tile.py", "kernels/sampler/naive.py"},
+    "sum": {"kernels/norm/naive.py", "kernels/sampler/naive.py", "kernels/sampler/triton.py", "kernels/mla/work.py"},
+    "cumsum": {"kernels/kda/tile.py", "kernels/sampler/naive.py", "kernels/mla/work.py"},
     "@": {"kernels/kda/naive.py"},
 }
 """Fine where the shape is fixed, the row contiguous, or the numbers are integers; `@` in the fp64 definition of KDA."""

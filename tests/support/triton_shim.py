@@ -34,14 +34,18 @@ def narrow(x: Any) -> Any:
 
 
 def ordered_product(a: Any, b: Any, start: Any) -> Any:
-    """start [M, N] + a [M, K] b [K, N] in the dtype of `start`, terms added in ascending order of K."""
-    total = start.copy()
+    """start [M, N] + a [M, K] b [K, N] in the dtype of `start`.
+
+    Terms are added in ascending order of K, and their sum to `start`: a kernel whose step over K follows the batch
+    shows itself, whether or not the hardware would forgive it.
+    """
+    total = np.zeros_like(start)
     columns, lines = np.moveaxis(a.astype(total.dtype), -1, 0)[..., None], np.moveaxis(b.astype(total.dtype), -2, 0)
     term = np.empty_like(total)
     for column, line in zip(np.ascontiguousarray(columns), lines[..., None, :], strict=True):
         np.multiply(column, line, out=term)
         total += term
-    return total
+    return start + total
 
 
 def install() -> None:

@@ -86,7 +86,7 @@ def test_rows_are_the_definition_at_lengths_around_pages_and_splits(heads: int, 
     ours = attend(made, [(n, length - 1, length) for n, length in enumerate(lengths)])
     reference = torch.stack([exact(s, length - 1) for s, length in zip(made.sequences, lengths, strict=True)])
     assert ours.isfinite().all()
-    assert relative_rmse(ours, reference) < (2e-6 if dtype == FP32 else 4e-3)
+    assert relative_rmse(ours, reference) < (5e-6 if dtype == FP32 else 4e-3)
 
 
 def test_a_prompt_is_what_the_naive_twin_makes_of_it() -> None:
@@ -131,7 +131,7 @@ def test_one_split_and_many_fold_alike() -> None:
     made = pool([513], 4, FP32)
     (sequence,) = made.sequences
     row = attend(made, [(0, 512, 513)])[0]
-    assert relative_rmse(row, exact(sequence, 512)) < 2e-6
+    assert relative_rmse(row, exact(sequence, 512)) < 5e-6
 
 
 def test_poison_beyond_a_sequence_and_in_other_pages_is_never_read() -> None:

@@ -51,7 +51,7 @@ def test_norms_are_those_of_the_definition(width: int) -> None:
             naive.gated_rms_norm(x.double(), gate.double(), weight.double(), EPS),
         ),
     ):
-        torch.testing.assert_close(ours.double(), definition, rtol=2e-6, atol=1e-30)
+        torch.testing.assert_close(ours.double(), definition, rtol=1e-5, atol=1e-30)
 
 
 def test_a_norm_reads_no_value_beside_its_row() -> None:
@@ -86,7 +86,7 @@ def test_swiglu_is_the_definition_and_independent_of_the_batch(width: int, dtype
     gate, up = both[:, :width], both[:, width:]
     ours = ffn.swiglu(gate, up, torch.float32)
     definition = silu(gate.double()) * up.double()
-    torch.testing.assert_close(ours.double(), definition, rtol=1e-6, atol=1e-30)
+    torch.testing.assert_close(ours.double(), definition, rtol=1e-5, atol=1e-30)
     assert torch.equal(ffn.swiglu(gate[1:2], up[1:2], torch.float32), ours[1:2])
     assert torch.equal(ffn.swiglu(gate, up), ours.to(dtype))
 
