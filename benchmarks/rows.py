@@ -82,6 +82,10 @@ class Run:
         return torch.randn(*shape, device=self.device).to(dtype)
 
 
+def formed(shape: mla.Shape) -> str:
+    return f"{shape.rows} rows w{shape.warps} s{shape.stages}"
+
+
 Rows = Iterator[Measurement]
 
 
@@ -162,7 +166,7 @@ def norms(run: Run) -> Rows:
 
 
 def attention_equality(run: Run, heads: int) -> Rows:
-    """A prompt cut at odd places, alone and packed, and every block size."""
+    """A prompt cut at odd places, alone and packed, and every shape."""
     rank, rope = run.scale.latent
     end = min(run.scale.context, 1100)
     pages = run.random(-(-end // PAGE_TOKENS), PAGE_TOKENS, rank + rope)
@@ -173,13 +177,13 @@ def attention_equality(run: Run, heads: int) -> Rows:
     q = run.random(end - first, heads, rank + rope)
     scale = (rank + rope) ** -0.5
 
-    def attend(spans: list[tuple[int, int]], block: int | None = None) -> Tensor:
+    def attend(spans: list[tuple[int, int]], shape: mla.Shape | None = None) -> Tensor:
         cu_seqlens = [0]
         for a, b in spans:
             cu_seqlens.append(cu_seqlens[-1] + b - a)
         rows = torch.cat([q[a - first : b - first] for a, b in spans])
         starts = [a for a, _ in spans]
-        return mla.paged_mla(rows, pages, [table] * len(spans), rank, scale, cu_seqlens, starts, block=block)
+        return mla.paged_mla(rows, pages, [table] * len(spans), rank, scale, cu_seqlens, starts, shape)
 
     case = f"mla H {heads} r {rank}+{rope}"
     whole = attend([(first, end)])
@@ -187,8 +191,8 @@ def attention_equality(run: Run, heads: int) -> Rows:
     cut = [(first, first + 1), (first + 1, end - 3), (end - 3, end)]
     yield equal(case, "cut alone", [(torch.cat([attend([span]) for span in cut]), whole)])
     yield equal(case, "cut packed", [(attend(cut), whole)])
-    for block in mla.SPLIT_WARPS:
-        yield equal(case, f"bits of block {block}", [(attend([(first, end)], block), whole)])
+    for shape in mla.SHAPES:
+        yield equal(case, f"bits of {formed(shape)}", [(attend([(first, end)], shape), whole)])
     keys = torch.cat([pages[page] for page in table])[:end].double()
     weights = torch.softmax(q[-1].double() @ keys.T * scale, dim=1)
     exact = weights @ keys[:, :rank]
@@ -196,7 +200,7 @@ def attention_equality(run: Run, heads: int) -> Rows:
 
 
 def attention_times(run: Run, heads: int) -> Rows:
-    """Decode at a long context in several batches, then one prompt chunk; each block size on its own line."""
+    """Decode at a long context in several batches, then one prompt chunk; each shape on its own line."""
     rank, rope = run.scale.latent
     width, context = rank + rope, run.scale.context
     each = -(-context // PAGE_TOKENS)
@@ -208,14 +212,14 @@ def attention_times(run: Run, heads: int) -> Rows:
         cu_seqlens = [n * tokens for n in range(batch + 1)]
         flop = 2 * batch * tokens * heads * context * (width + rank)
         floor = max(batch * context * width * 2 / BYTES_A_US, flop / FLOP_A_US)
-        for block in mla.SPLIT_WARPS:
-            pinned = " (pinned)" if block == mla.block_rows(heads) else ""
+        for shape in mla.SHAPES:
+            pinned = " (pinned)" if shape == mla.shape_for(heads) else ""
             starts = [context - tokens] * batch
             time = run.time(
-                partial(mla.paged_mla, q, pages, tables[:batch], rank, width**-0.5, cu_seqlens, starts, block)
+                partial(mla.paged_mla, q, pages, tables[:batch], rank, width**-0.5, cu_seqlens, starts, shape)
             )
             case = f"mla H {heads} context {context} batch {batch} x {tokens}"
-            yield Measurement(case, f"block {block}{pinned}", "us", time, floor=floor, target=floor / 0.8)
+            yield Measurement(case, f"{formed(shape)}{pinned}", "us", time, floor=floor, target=floor / 0.8)
 
 
 def sampling(run: Run) -> Rows:

@@ -18,6 +18,7 @@ on its own query and keys alone, not on the rows of its block, nor on how far th
 | result | fp32 | [R, Hq, r] |
 """
 
+from dataclasses import dataclass
 from typing import Final
 
 import torch
@@ -31,8 +32,9 @@ from forkpoint.limits import PAGE_TOKENS, SPLIT_TOKENS
 
 WORKSPACE_BYTES: Final = 512 << 20
 """Partial results of one launch; longer batches take several."""
-RANK_MAX: Final = 512
-"""Latent width that one program's accumulators hold."""
+RANK_MAX: Final = {torch.bfloat16: 512, torch.float32: 128}
+"""Latent width that one program's accumulators and pages in flight leave room for."""
+ROPE_MAX: Final = 64
 
 
 @triton.jit
@@ -66,8 +68,12 @@ def split_kernel(
     total = tl.zeros((BLOCK, 16), dtype=tl.float32)
     attended = tl.zeros((BLOCK, R), dtype=tl.float32)
     page_end = tl.minimum((split + 1) * (SPLIT // PAGE), last // PAGE + 1)
-    for page in range(split * (SPLIT // PAGE), page_end):
-        base = pages + tl.load(table + page).to(tl.int64) * page_stride
+    page_first = split * (SPLIT // PAGE)
+    # A page's number is read one step ahead: loads that wait for a load of their own step are not pipelined.
+    number = tl.load(table + page_first).to(tl.int64)
+    for page in range(page_first, page_end):
+        base = pages + number * page_stride
+        number = tl.load(table + tl.minimum(page + 1, page_end - 1)).to(tl.int64)
         key = page * PAGE + tl.arange(0, PAGE)
         # Places without a token were never written: what lies there must not even meet a 0.
         present = (key < end)[:, None]
@@ -132,9 +138,25 @@ def write_kernel(latents, pages, places, page_stride, width, PAGE: tl.constexpr,
     tl.store(target, value.to(pages.dtype.element_ty), mask=column < width)
 
 
-def block_rows(heads: int) -> int:
-    """(token, head) rows of a block, pinned by the heads: from 64 on the products are wgmma."""
-    return 16 if heads < 32 else 32 if heads < 64 else 64
+@dataclass(frozen=True)
+class Shape:
+    """Of the split kernel: (token, head) rows of a block, warps that hold its accumulators, loads in flight."""
+
+    rows: int
+    warps: int
+    stages: int
+
+
+SHAPES: Final = (Shape(16, 4, 3), Shape(32, 8, 3), Shape(64, 8, 2), Shape(16, 4, 2), Shape(32, 8, 2))
+"""Shapes that compile for sm_90 without spills at r = 512; the last two keep one page in flight and fit twice."""
+COMBINE_LANES: Final = 8
+"""Rows that one program folds; elementwise, so free to choose."""
+COMBINE_WARPS: Final = 8
+
+
+def shape_for(heads: int) -> Shape:
+    """The pinned shape, from the heads alone: from 64 rows on the products are wgmma. Not yet timed."""
+    return SHAPES[0] if heads < 32 else SHAPES[1] if heads < 64 else SHAPES[2]
 
 
 def why_not(q: Tensor, pages: Tensor, r: int) -> str | None:
@@ -145,9 +167,9 @@ def why_not(q: Tensor, pages: Tensor, r: int) -> str | None:
         return f"a page has {pages.shape[1]} rows, not {PAGE_TOKENS}"
     if q.dtype != pages.dtype or q.dtype not in (torch.bfloat16, torch.float32):
         return f"q is {q.dtype}, pages {pages.dtype}: both must be bf16, or both fp32"
-    for name, size, most in (("r", r, RANK_MAX), ("dr", q.shape[2] - r, RANK_MAX)):
+    for name, size, most in (("r", r, RANK_MAX[q.dtype]), ("dr", q.shape[2] - r, ROPE_MAX)):
         if size < 16 or size > most or size & (size - 1):
-            return f"{name} is {size}, not a power of two from 16 to {most}"
+            return f"{name} is {size}, not a power of two from 16 to {most} ({q.dtype})"
     if pages.stride(2) != 1 or pages.stride(1) != pages.shape[2]:
         return "the rows of a page are not contiguous"
     return None
@@ -170,50 +192,44 @@ def paged_mla(
     scale: float,
     cu_seqlens: list[int],
     starts: list[int],
-    block: int | None = None,
+    shape: Shape | None = None,
     workspace: int = WORKSPACE_BYTES,
 ) -> Tensor:
     """Causal attention of packed rows over their sequences' pages: q [R, Hq, r + dr] absorbed -> ctx [R, Hq, r], fp32.
 
-    Arguments as in kernels/mla/naive.py; the rows' own latents already lie in pages. `block` and `workspace` override
+    Arguments as in kernels/mla/naive.py; the rows' own latents already lie in pages. `shape` and `workspace` override
     the pinned values, for tests and tuning. Raises ValueError with `why_not`'s reason, or when a table is too short.
     """
     if reason := why_not(q, pages, r):
         raise ValueError(reason)
     rows, heads, _ = q.shape
     out = torch.empty((rows, heads, r), dtype=torch.float32, device=q.device)
-    chosen = block or block_rows(heads)
-    planned = _planned(page_tables, cu_seqlens, starts, heads, r, chosen, workspace, q.device)
-    lines = planned.items_max * chosen
+    chosen = shape or shape_for(heads)
+    planned = _planned(page_tables, cu_seqlens, starts, heads, r, chosen.rows, workspace, q.device)
+    lines = planned.items_max * chosen.rows
     partial = torch.empty((lines, r), dtype=torch.float32, device=q.device)
     scalars = torch.empty((2, lines), dtype=torch.float32, device=q.device)
+    q = q.contiguous()
     for work in planned.launches:
-        _launch(q.contiguous(), pages, planned, work, partial, scalars, out, chosen, scale * LOG2_E)
+        _launch(q, pages, planned, work, partial, scalars, out, chosen, scale * LOG2_E)
     return out
 
 
 def _launch(
     q: Tensor, pages: Tensor, planned: Plan, work: Work, partial: Tensor, scalars: Tensor, out: Tensor,
-    block: int, scale: float,
+    shape: Shape, scale: float,
 ) -> None:  # fmt: skip
     heads, r = out.shape[1:]
+    block = shape.rows
     split_kernel[(work.items.shape[0],)](
         q, pages, planned.tables, planned.sequences, work.items, partial, scalars[0], scalars[1],
         scale, pages.stride(0), HEADS=heads, R=r, DR=q.shape[2] - r, BLOCK=block, PAGE=PAGE_TOKENS,
-        SPLIT=SPLIT_TOKENS, num_warps=SPLIT_WARPS[block], num_stages=SPLIT_STAGES, enable_fp_fusion=False,
+        SPLIT=SPLIT_TOKENS, num_warps=shape.warps, num_stages=shape.stages, enable_fp_fusion=False,
     )  # fmt: skip
     combine_kernel[(work.blocks.shape[0] * (block // COMBINE_LANES),)](
         partial, scalars[0], scalars[1], work.blocks, planned.sequences, out, HEADS=heads, R=r, BLOCK=block,
         LANES=COMBINE_LANES, num_warps=COMBINE_WARPS, enable_fp_fusion=False,
     )  # fmt: skip
-
-
-SPLIT_WARPS: Final = {16: 4, 32: 8, 64: 8}
-"""Warps of a split's program by its rows: the accumulators [rows, r] must stay in registers."""
-SPLIT_STAGES: Final = 2
-COMBINE_LANES: Final = 8
-"""Rows that one program folds; elementwise, so free to choose."""
-COMBINE_WARPS: Final = 8
 
 
 def write_latents(

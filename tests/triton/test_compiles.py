@@ -34,15 +34,15 @@ def product(tile: Tile, dtype: str) -> Probe:
     return Probe(name, KERNELS + kernel, types, constants, tile.warps, tile.stages, unaligned=("rows",))
 
 
-def attention(block: int) -> Probe:
+def attention(shape: mla.Shape) -> Probe:
     """The split kernel with K3's and Kimi Linear's latents: 512 + 64."""
     types = {
         "q": "*bf16", "pages": "*bf16", "tables": "*i32", "sequences": "*i64", "items": "*i32", "partial": "*fp32",
         "maxima": "*fp32", "sums": "*fp32", "scale": "fp32", "page_stride": "i64",
     }  # fmt: skip
-    constants = {"HEADS": 96, "R": 512, "DR": 64, "BLOCK": block, "PAGE": 64, "SPLIT": 512}
+    constants = {"HEADS": 96, "R": 512, "DR": 64, "BLOCK": shape.rows, "PAGE": 64, "SPLIT": 512}
     kernel = KERNELS + "mla.triton:split_kernel"
-    return Probe(f"split {block}", kernel, types, constants, mla.SPLIT_WARPS[block], mla.SPLIT_STAGES)
+    return Probe(f"split {shape.rows} s{shape.stages}", kernel, types, constants, shape.warps, shape.stages)
 
 
 def row_norm(width: int) -> Probe:
@@ -84,7 +84,7 @@ SWIGLU: Final = Probe(
     4,
 )
 PRODUCTS: Final = [*(product(bucket.tile, "bf16") for bucket in DEFAULT), product(FP32, "fp32")]
-SPLITS: Final = [attention(block) for block in sorted(mla.SPLIT_WARPS)]
+SPLITS: Final = [attention(shape) for shape in mla.SHAPES]
 NORMS: Final = [row_norm(width) for width in (128, 7168)]
 PROBES: Final = [*PRODUCTS, *SPLITS, *NORMS, COMBINE, SCORE, HISTOGRAM, SWIGLU]
 
@@ -120,9 +120,15 @@ def test_fp32_products_use_no_tensor_core(compiled: dict[str, Report]) -> None:
 
 
 def test_attention_of_64_rows_a_block_is_all_wgmma(compiled: dict[str, Report]) -> None:
-    assert compiled["split 64"].wgmma > 0 == compiled["split 64"].mma
-    for block in (16, 32):
-        assert compiled[f"split {block}"].mma > 0
+    for shape in mla.SHAPES:
+        report = compiled[attention(shape).name]
+        assert (report.wgmma > 0, report.mma > 0) == (shape.rows >= 64, shape.rows < 64), report
+
+
+def test_attention_holds_two_pages_where_its_shape_says_so(compiled: dict[str, Report]) -> None:
+    """A page number that is read in the step that needs it would leave one page in flight at any number of stages."""
+    page_bytes = 64 * 576 * 2
+    assert all(compiled[name].shared_bytes > 2 * page_bytes for name in ("split 16 s3", "split 32 s3", "split 64 s2"))
 
 
 def test_elementwise_kernels_fuse_no_multiply_with_an_add(compiled: dict[str, Report]) -> None:

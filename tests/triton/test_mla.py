@@ -58,7 +58,9 @@ def pool(lengths: list[int], heads: int, dtype: torch.dtype, queries: int = 1 <<
     return made
 
 
-def attend(made: Pool, spans: list[tuple[int, int, int]], block: int | None = None, workspace: int = 1 << 28) -> Tensor:
+def attend(
+    made: Pool, spans: list[tuple[int, int, int]], shape: mla.Shape | None = None, workspace: int = 1 << 28
+) -> Tensor:
     """Attention of rows first:last of each named sequence, packed in the given order."""
     rows = [made.sequences[n].q[first:last] for n, first, last in spans]
     cu_seqlens = [0]
@@ -67,7 +69,7 @@ def attend(made: Pool, spans: list[tuple[int, int, int]], block: int | None = No
     tables = [made.sequences[n].table for n, _, _ in spans]
     starts = [first for _, first, _ in spans]
     return mla.paged_mla(
-        torch.cat(rows), made.pages, tables, R, SCALE, cu_seqlens, starts, block=block, workspace=workspace
+        torch.cat(rows), made.pages, tables, R, SCALE, cu_seqlens, starts, shape=shape, workspace=workspace
     )
 
 
@@ -116,8 +118,8 @@ def test_a_row_alone_has_its_bits_in_any_batch_and_any_block(heads: int) -> None
     together = attend(made, spans)
     alone = torch.cat([attend(made, [(n, t, t + 1)]) for n, a, b in spans for t in range(a, b)])
     assert torch.equal(together, alone)
-    for block in {16, 32, 64} - {mla.block_rows(heads)}:
-        assert torch.equal(attend(made, spans[:1], block=block), together[: spans[0][2] - spans[0][1]])
+    for shape in {shape.rows: shape for shape in mla.SHAPES}.values():
+        assert torch.equal(attend(made, spans[:1], shape), together[: spans[0][2] - spans[0][1]])
 
 
 def test_a_small_workspace_takes_more_launches_and_gives_the_same_bits() -> None:
@@ -180,7 +182,11 @@ def test_a_plan_covers_every_block_and_split_once() -> None:
 def test_attention_says_why_it_refuses() -> None:
     q, pages = torch.empty(1, 4, 48), torch.empty(2, 64, 48)
     assert mla.why_not(q, pages, 32) is None
-    assert "dr is 8" in str(mla.why_not(q, pages, 40)) or "r is 40" in str(mla.why_not(q, pages, 40))
+    assert "r is 40" in str(mla.why_not(q, pages, 40))
+    assert "dr is 128" in str(mla.why_not(torch.empty(1, 4, 160), torch.empty(2, 64, 160), 32))
+    wide = torch.empty(1, 4, 512 + 64), torch.empty(2, 64, 512 + 64)
+    assert "r is 512, not a power of two from 16 to 128" in str(mla.why_not(*wide, 512))
+    assert mla.why_not(wide[0].to(BF16), wide[1].to(BF16), 512) is None
     assert "not 64" in str(mla.why_not(q, torch.empty(2, 32, 48), 32))
     assert "both fp32" in str(mla.why_not(q, pages.to(BF16), 32))
     with pytest.raises(ValueError, match="power of two"):
