@@ -38,7 +38,7 @@ Timer = Callable[[Callable[[], object], bool], float]
 """Microseconds of one call; the flag says whether it may be captured in a graph, which hides the host's part."""
 CANDIDATES: Final = (
     Tile(16, 32, 4, 6), Tile(16, 64, 4, 6), Tile(16, 128, 4, 4), Tile(64, 32, 4, 6), Tile(64, 128, 4, 4),
-    Tile(64, 256, 4, 3), Tile(128, 128, 4, 4), Tile(128, 256, 8, 4, persistent=True),
+    Tile(64, 256, 4, 3), Tile(128, 128, 4, 4), Tile(256, 128, 8, 3, persistent=True),
     Tile(128, 128, 8, 5, persistent=True), Tile(128, 128, 4, 4, persistent=True),
 )  # fmt: skip
 """Tiles to time beside the pinned ones."""
