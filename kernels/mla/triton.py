@@ -154,8 +154,13 @@ COMBINE_LANES: Final = 8
 COMBINE_WARPS: Final = 8
 
 
-def shape_for(heads: int) -> Shape:
-    """The pinned shape, from the heads alone: from 64 rows on the products are wgmma. Not yet timed."""
+def shape_for(heads: int, dtype: torch.dtype = torch.bfloat16) -> Shape:
+    """The pinned shape, from the model alone: from 64 rows on the products are wgmma. Not yet timed.
+
+    fp32 pages are there for tests: their products take no tensor core, and larger blocks spill.
+    """
+    if dtype == torch.float32:
+        return SHAPES[0]
     return SHAPES[0] if heads < 32 else SHAPES[1] if heads < 64 else SHAPES[2]
 
 
@@ -204,7 +209,7 @@ def paged_mla(
         raise ValueError(reason)
     rows, heads, _ = q.shape
     out = torch.empty((rows, heads, r), dtype=torch.float32, device=q.device)
-    chosen = shape or shape_for(heads)
+    chosen = shape or shape_for(heads, q.dtype)
     planned = _planned(page_tables, cu_seqlens, starts, heads, r, chosen.rows, workspace, q.device)
     lines = planned.items_max * chosen.rows
     partial = torch.empty((lines, r), dtype=torch.float32, device=q.device)

@@ -76,6 +76,27 @@ HISTOGRAM: Final = Probe(
     {"COUNT": False, "BLOCK": sampler.BLOCK},
     sampler.WARPS,
 )
+HIGHEST: Final = Probe(
+    "highest",
+    KERNELS + "sampler.triton:highest_kernel",
+    SIZES | {"logits": "*bf16", "tops": "*i32"},
+    {"BLOCK": sampler.BLOCK},
+    sampler.WARPS,
+)
+DESCEND: Final = Probe(
+    "descend",
+    KERNELS + "sampler.triton:descend_kernel",
+    {"histogram": "*i64", "limit": "*i64", "prefix": "*i64", "above": "*i64"},
+    {},
+    1,
+)
+WRITE: Final = Probe(
+    "write",
+    KERNELS + "mla.triton:write_kernel",
+    {"latents": "*fp32", "pages": "*bf16", "places": "*i64", "page_stride": "i64", "width": "i32"},
+    {"PAGE": 64, "BLOCK": 1024},
+    1,
+)
 SWIGLU: Final = Probe(
     "swiglu",
     KERNELS + "ffn.triton:swiglu_kernel",
@@ -86,7 +107,7 @@ SWIGLU: Final = Probe(
 PRODUCTS: Final = [*(product(bucket.tile, "bf16") for bucket in DEFAULT), product(FP32, "fp32")]
 SPLITS: Final = [attention(shape) for shape in mla.SHAPES]
 NORMS: Final = [row_norm(width) for width in (128, 7168)]
-PROBES: Final = [*PRODUCTS, *SPLITS, *NORMS, COMBINE, SCORE, HISTOGRAM, SWIGLU]
+PROBES: Final = [*PRODUCTS, *SPLITS, *NORMS, COMBINE, WRITE, SCORE, HISTOGRAM, HIGHEST, DESCEND, SWIGLU]
 
 
 @pytest.fixture(scope="module")
