@@ -45,11 +45,21 @@ def commit() -> str:
     return subprocess.run(call, capture_output=True, text=True, check=True, cwd=RESULTS.parent).stdout.strip()
 
 
-def write(benchmark: str, rows: list[Measurement]) -> Path:
-    """Write and print one run's rows; replaces those of an earlier run."""
+def write(
+    benchmark: str,
+    rows: list[Measurement],
+    on: str | None = None,
+    at: str | None = None,
+    folder: Path = RESULTS,
+) -> Path:
+    """Write and print one run's rows; replaces those of an earlier run.
+
+    `on` names another machine than this CPU, `at` the commit where git cannot be asked.
+    """
     today = datetime.fromtimestamp(SystemClock().wall_us() / 1e6, UTC)
-    facts = {"machine": machine(), "commit": commit(), "date": today.date().isoformat()}
-    path = RESULTS / f"{benchmark}.jsonl"
+    facts = {"machine": on or machine(), "commit": at or commit(), "date": today.date().isoformat()}
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{benchmark}.jsonl"
     lines = [json.dumps({"benchmark": benchmark, **asdict(row), **facts}) for row in rows]
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
     for row in rows:
