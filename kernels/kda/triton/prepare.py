@@ -1,0 +1,70 @@
+"""Prepare kernel: everything of a tile that does not depend on S, one program a tile and head."""
+
+import triton
+import triton.language as tl
+
+from forkpoint.kernels.kda.triton.tile_ops import closing_factors, tile_factors
+
+
+@triton.jit
+def load_tile(open_rows, new_rows, slot, first_row, start, end, position, head, H: tl.constexpr, other):
+    """[16, 128] of k or g: places below `start` from the slot's open rows, then new rows, then `other` (0)."""
+    place, key = tl.arange(0, 16), tl.arange(0, 128)[None, :]
+    old, new = (position < start)[:, None], ((position >= start) & (position < end))[:, None]
+    kept = tl.load(open_rows + ((slot * 16 + place) * H + head)[:, None] * 128 + key, mask=old, other=other)
+    fresh = tl.load(new_rows + ((first_row + position - start) * H + head)[:, None] * 128 + key, mask=new, other=other)
+    return tl.where(old, kept, fresh)
+
+
+@triton.jit
+def prepare_kernel(
+    tiles,
+    sequences,
+    q_new,
+    k_new,
+    g_new,
+    beta_new,
+    k_open,
+    g_open,
+    beta_open,
+    kp_out,
+    qp_out,
+    rest_out,
+    inverse_out,
+    outputs_out,
+    decay_out,
+    H: tl.constexpr,
+    TWO_REFERENCES: tl.constexpr,
+):
+    """Grid (tiles, H). tiles [tiles, 2] int32: sequence, slot of a checkpoint or -1 (recur.py); sequences [N, 5].
+
+    Writes at tile * H + head: k+, q+, k 2^(G_15 - G) [16, 128] bf16, T Diag(beta) and M [16, 16] bf16, transposed, and
+    2^G_15 [128] fp32. A tile that stays open folds into nothing: its k 2^(G_15 - G) is 0 and its decay 1.
+    """
+    tile, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    n = tl.load(tiles + tile * 2)
+    slot = tl.load(sequences + n * 5).to(tl.int64)
+    first_row = tl.load(sequences + n * 5 + 1).to(tl.int64)
+    start, end = tl.load(sequences + n * 5 + 2), tl.load(sequences + n * 5 + 3)
+    place, key = tl.arange(0, 16), tl.arange(0, 128)[None, :]
+    position = start // 16 * 16 + (tile - tl.load(sequences + n * 5 + 4)).to(tl.int32) * 16 + place
+    old, new = position < start, (position >= start) & (position < end)
+    k = load_tile(k_open, k_new, slot, first_row, start, end, position, head, H, 0.0).to(tl.float32)
+    g = load_tile(g_open, g_new, slot, first_row, start, end, position, head, H, 0)
+    source = (first_row + position - start) * H + head
+    q = tl.load(q_new + source[:, None] * 128 + key, mask=new[:, None], other=0.0).to(tl.float32)
+    kept = tl.load(beta_open + (slot * 16 + place) * H + head, mask=old, other=0.0)
+    beta = tl.where(old, kept, tl.load(beta_new + source, mask=new, other=0.0))
+    total, last = tl.cumsum(g, 0), tl.sum(g, 0)
+    kp, qp, inverse, outputs = tile_factors(k, q, total, beta, place, TWO_REFERENCES)
+    at = tile * H + head
+    rows = at * 2048 + place[:, None] * 128 + key
+    square = at * 256 + place[:, None] * 16 + place[None, :]
+    tl.store(kp_out + rows, kp)
+    tl.store(qp_out + rows, qp)
+    tl.store(inverse_out + square, inverse)
+    tl.store(outputs_out + square, outputs)
+    rest, decay = closing_factors(k, total, last)
+    closes = tl.max(position, 0) < end
+    tl.store(rest_out + rows, tl.where(closes, rest, tl.zeros_like(rest)))
+    tl.store(decay_out + at * 128 + tl.arange(0, 128), tl.where(closes, decay, 1.0))

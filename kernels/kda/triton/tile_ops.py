@@ -1,0 +1,120 @@
+"""What prefill and decode share of a tile, so that both round the same numbers in the same places.
+
+Only elementwise operations, MMAs of 16-row tiles, and integer sums: a row or column of an MMA does not depend on its
+neighbours, so it makes no difference which rows of a tile exist yet, as long as absent ones are zero. Matrices come
+transposed (columns are tokens) wherever the serial pass multiplies from the right by them: an accumulator is never
+transposed, which some Triton versions compile wrongly on Hopper.
+
+K = V = 128, 16 rows. Operands of products are bf16 (fp16 inside the inverse), accumulators and S fp32. Functions that
+round after an addition add +0.0, which makes every zero positive.
+"""
+
+import triton
+import triton.language as tl
+
+GATE_BITS = tl.constexpr(22)
+GATE_UNIT = tl.constexpr(2.0**-22)
+HALF = tl.constexpr(8)
+ONE_SHIFT = tl.constexpr(2.0**62)
+"""Half of the 124 binades that one reference may span."""
+FIRST_SHIFT = tl.constexpr(96)
+SECOND_SHIFT = tl.constexpr(72)
+
+
+@triton.jit
+def gate_power(n, shift):
+    """2^(n 2^-22 + shift), n int32: the product is exact, so that fusing it with the sum would move no bit.
+
+    Above 2^24 units (4 binades) the conversion rounds n, to 2^-16 of a binade at most: 1e-5 of a value that bf16
+    rounds to 4e-3, or of a state that has decayed below 2^-4.
+    """
+    return tl.exp2(n.to(tl.float32) * GATE_UNIT + shift)
+
+
+@triton.jit
+def unit_upper_inverse(n, row, column):
+    """(I - n)^-1 of strictly upper n [16, 16], fp32.
+
+    Blocks of 2 are inverted by hand, then neighbours are merged three times: with t the inverse of the diagonal blocks
+    and f the blocks beside them, t + t f t. Powers of n, which grow to thousands where keys repeat, never appear.
+    """
+    inverse = tl.where(row == column, 1.0, 0.0) + tl.where((row >> 1) == (column >> 1), n, 0.0)
+    for level in tl.static_range(1, 4):
+        beside = ((row >> (level + 1)) == (column >> (level + 1))) & ((row >> level) != (column >> level))
+        rounded = inverse.to(tl.float16)
+        left = tl.dot(rounded, tl.where(beside, n, 0.0).to(tl.float16)).to(tl.float16)
+        inverse = tl.dot(left, rounded, inverse)
+    return inverse
+
+
+@triton.jit
+def one_reference(k, ke, qe, total):
+    """L^T and M^T [16, 16], unmasked, from k, k 2^G, q 2^G; G spans at most 124 binades."""
+    key = (k * gate_power(-total, 0.0) * (1.0 / ONE_SHIFT)).to(tl.bfloat16)
+    lower = tl.dot(key, tl.trans((ke * ONE_SHIFT).to(tl.bfloat16)))
+    outputs = tl.dot(key, tl.trans((qe * ONE_SHIFT).to(tl.bfloat16)))
+    return lower, outputs
+
+
+@triton.jit
+def two_references(k, q, total, row, column):
+    """The same for gates down to -24 a token: rows 0-7 refer to -96, rows 8-15 to floor(G_8), each channel its own.
+
+    Keys of rows 8-15 may be inf in the first reference; only columns 0-7 take it, and for those they are masked.
+    """
+    first = row < HALF
+    reference = tl.sum(tl.where(row == HALF, total, 0), 0) >> GATE_BITS
+    from_reference = total - (reference << GATE_BITS)[None, :]
+    grown = gate_power(tl.where(first, total, from_reference), tl.where(first, FIRST_SHIFT, SECOND_SHIFT))
+    left, right = tl.trans((k * grown).to(tl.bfloat16)), tl.trans((q * grown).to(tl.bfloat16))
+    early = (k * gate_power(-total, -FIRST_SHIFT)).to(tl.bfloat16)
+    late = (k * gate_power(-from_reference, -SECOND_SHIFT)).to(tl.bfloat16)
+    by_column = column < HALF
+    lower = tl.where(by_column, tl.dot(early, left), tl.dot(late, left))
+    outputs = tl.where(by_column, tl.dot(early, right), tl.dot(late, right))
+    return lower, outputs
+
+
+@triton.jit
+def tile_factors(k, q, total, beta, place, TWO_REFERENCES: tl.constexpr):
+    """k+, q+ [16, 128] and, transposed, T Diag(beta) and M [16, 16], all bf16.
+
+    k, q [16, 128] fp32, total [16, 128] int32 inclusive sums of log2 gates, beta [16], place = arange(16); rows that do
+    not exist are 0 (their gates too).
+    """
+    row, column = place[:, None], place[None, :]
+    grown = gate_power(total, 0.0)
+    ke, qe = k * grown, q * grown
+    if TWO_REFERENCES:
+        lower, outputs = two_references(k, q, total, row, column)
+    else:
+        lower, outputs = one_reference(k, ke, qe, total)
+    outputs = tl.where(row <= column, outputs, 0.0).to(tl.bfloat16)
+    inverse = unit_upper_inverse(tl.where(row < column, -(lower * beta[None, :]), 0.0), row, column)
+    inverse = (inverse * beta[:, None]).to(tl.bfloat16)
+    return ke.to(tl.bfloat16), qe.to(tl.bfloat16), inverse, outputs
+
+
+@triton.jit
+def closing_factors(k, total, last):
+    """k 2^(G_15 - G) [16, 128] bf16 and 2^G_15 [128] fp32 of a tile that closes; last = G_15 [128] int32."""
+    rest = (k * gate_power(last[None, :] - total, 0.0)).to(tl.bfloat16)
+    return rest, gate_power(last, 0.0)
+
+
+@triton.jit
+def read_state(state, kp, qp, v, inverse, outputs):
+    """U [BV, 16] bf16 and O [BV, 16] fp32 from S [BV, 128] fp32: kp and qp are [128, 16], v [BV, 16] fp32."""
+    operand = state.to(tl.bfloat16)
+    read = tl.dot(operand, kp)
+    out = tl.dot(operand, qp)
+    residual = (v - read + 0.0).to(tl.bfloat16)
+    u = (tl.dot(residual, inverse) + 0.0).to(tl.bfloat16)
+    return u, tl.dot(u, outputs, out) + 0.0
+
+
+@triton.jit
+def fold(state, u, rest, decay, POOL: tl.constexpr):
+    """S after the tile, rounded to the pool's dtype as a store would round it, in fp32."""
+    moved = tl.dot(u, rest, state * decay[None, :]) + 0.0
+    return moved.to(POOL).to(tl.float32)
