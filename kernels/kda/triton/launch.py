@@ -12,7 +12,7 @@ import triton
 from torch import Tensor
 
 from forkpoint.kernels.kda.tile import OpenRows
-from forkpoint.kernels.kda.triton.decode import decode_kernel
+from forkpoint.kernels.kda.triton.decode import decode_kernel, factor_kernel, read_kernel
 from forkpoint.kernels.kda.triton.limits import HEAD_SIZE, check_pool, check_rows, needs_two_references
 from forkpoint.kernels.kda.triton.plan import PrefillPlan
 from forkpoint.kernels.kda.triton.prepare import prepare_kernel
@@ -26,11 +26,14 @@ class Shapes:
     """Block shapes and warps. Equal bits for all of them are a claim that a GPU test must bear out."""
 
     row_block: int = 8
-    row_warps: int = 4
-    prepare_warps: int = 2
+    row_warps: int = 8
+    prepare_warps: int = 4
     recur_values: int = 64
     recur_warps: int = 4
     recur_stages: int = 3
+    decode_split: bool = True
+    """Two kernels, see decode.py; factor_warps are the first one's."""
+    factor_warps: int = 4
     decode_values: int = 64
     decode_warps: int = 4
 
@@ -97,7 +100,7 @@ def _row_pass(
     q = torch.empty((count, heads, HEAD_SIZE), dtype=torch.bfloat16, device=x.device)
     row_kernel[(triton.cdiv(count, shapes.row_block), heads)](
         *(x, z, b, weights.conv, weights.A_log, weights.dt_bias, state.conv_ring, state.conv_grid, facts),
-        *(q, to.k, to.v, to.g, to.beta, count, int(single), x.stride(0), z.stride(0), b.stride(0)),
+        *(q, to.k, to.v, to.g, to.beta, count, int(single), x.stride(0) // 8, z.stride(0) // 8, b.stride(0)),
         weights.lower_bound or 0.0,
         HEAD_SIZE**-0.5,
         H=heads,
@@ -196,12 +199,42 @@ def decode(
         return out
     opened = state.open_rows
     q = _row_pass(x, z, b, weights, state, facts, opened, True, shapes)
-    decode_kernel[(HEAD_SIZE // shapes.decode_values, heads, count)](
-        *(facts, q, opened.k, opened.v, opened.g, opened.beta, state.S, out),
+    pinned = dict(
+        H=heads, BV=shapes.decode_values, num_warps=shapes.decode_warps, enable_fp_fusion=False
+    )
+    two = needs_two_references(weights.lower_bound)
+    grid = (HEAD_SIZE // shapes.decode_values, heads, count)
+    if shapes.decode_split:
+        factors = _factors(facts, q, opened, heads, two, shapes.factor_warps)
+        read_kernel[grid](facts, opened.v, *factors, state.S, out, **pinned)
+    else:
+        cached = (opened.k, opened.v, opened.g, opened.beta)
+        decode_kernel[grid](facts, q, *cached, state.S, out, TWO_REFERENCES=two, **pinned)
+    return out
+
+
+def _factors(
+    facts: Tensor, q: Tensor, opened: OpenRows, heads: int, two_references: bool, warps: int
+) -> tuple[Tensor, ...]:
+    """Runs the factor kernel: k+, q+, T Diag(beta), M's row, k 2^(G_15 - G), 2^G_15."""
+    count = q.shape[0]
+
+    def workspace(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
+        return torch.empty((count, heads, *shape), dtype=dtype, device=q.device)
+
+    made = (
+        workspace(TILE_TOKENS, HEAD_SIZE),
+        workspace(HEAD_SIZE),
+        workspace(TILE_TOKENS, TILE_TOKENS),
+        workspace(TILE_TOKENS),
+        workspace(TILE_TOKENS, HEAD_SIZE),
+        workspace(HEAD_SIZE, dtype=torch.float32),
+    )
+    factor_kernel[(heads, count)](
+        *(facts, q, opened.k, opened.g, opened.beta, *made),
         H=heads,
-        BV=shapes.decode_values,
-        TWO_REFERENCES=needs_two_references(weights.lower_bound),
-        num_warps=shapes.decode_warps,
+        TWO_REFERENCES=two_references,
+        num_warps=warps,
         enable_fp_fusion=False,
     )
-    return out
+    return made

@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from forkpoint.kernels.kda.triton.tile_ops import closing_factors, tile_factors
+from forkpoint.kernels.kda.triton.tile_ops import closing_factors, grown_rows, tile_matrices
 
 
 @triton.jit
@@ -56,15 +56,16 @@ def prepare_kernel(
     kept = tl.load(beta_open + (slot * 16 + place) * H + head, mask=old, other=0.0)
     beta = tl.where(old, kept, tl.load(beta_new + source, mask=new, other=0.0))
     total, last = tl.cumsum(g, 0), tl.sum(g, 0)
-    kp, qp, inverse, outputs = tile_factors(k, q, total, beta, place, TWO_REFERENCES)
     at = tile * H + head
     rows = at * 2048 + place[:, None] * 128 + key
     square = at * 256 + place[:, None] * 16 + place[None, :]
-    tl.store(kp_out + rows, kp)
-    tl.store(qp_out + rows, qp)
-    tl.store(inverse_out + square, inverse)
-    tl.store(outputs_out + square, outputs)
+    ke, qe = grown_rows(k, q, total)
+    tl.store(kp_out + rows, ke.to(tl.bfloat16))
+    tl.store(qp_out + rows, qe.to(tl.bfloat16))
     rest, decay = closing_factors(k, total, last)
     closes = tl.max(position, 0) < end
     tl.store(rest_out + rows, tl.where(closes, rest, tl.zeros_like(rest)))
     tl.store(decay_out + at * 128 + tl.arange(0, 128), tl.where(closes, decay, 1.0))
+    inverse, outputs = tile_matrices(k, q, ke, qe, total, beta, place, TWO_REFERENCES)
+    tl.store(inverse_out + square, inverse)
+    tl.store(outputs_out + square, outputs)

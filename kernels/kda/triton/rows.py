@@ -47,7 +47,7 @@ def conv_silu(x, weight, ring, grid, at, channel, channels):
     for tap in tl.static_range(4):
         p = position - 3 + tap
         new, old = (live & (p >= start))[:, None], (live & (p < start) & (p >= 0))[:, None]
-        fresh = tl.load(x + (row - 3 + tap)[:, None] * stride + column, mask=new, other=0.0)
+        fresh = tl.load(x + ((row - 3 + tap) * stride)[:, None] + column, mask=new, other=0.0)
         place = (slot * 4 + (p & 3))[:, None] * channels + column
         kept = tl.load(ring + place, mask=old, other=0.0)
         value = tl.where(new, fresh, kept)
@@ -64,7 +64,9 @@ def l2_normed(x):
     return x * tl.rsqrt(tl.sum(x * x, 1) + NORM_EPS)[:, None]
 
 
-@triton.jit(do_not_specialize=["count", "single", "x_stride", "z_stride", "b_stride"])
+@triton.jit(
+    do_not_specialize=["count", "single", "x_step", "z_step", "b_stride"], do_not_specialize_on_alignment=["b"]
+)
 def row_kernel(
     x,
     z,
@@ -82,8 +84,8 @@ def row_kernel(
     beta_out,
     count,
     single,
-    x_stride,
-    z_stride,
+    x_step,
+    z_step,
     b_stride,
     lower_bound,
     scale,
@@ -96,6 +98,7 @@ def row_kernel(
 
     k, v, g, beta go to [R, H, ...] or, with `single` (every sequence is one row), to [slots, 16, H, ...] at position %
     16, and the conv tails move on; q always goes to [R, H, 128], normalised and scaled. Rows of slots below 0 do nothing.
+    x_step and z_step are row strides in units of 8, so that the compiler sees what it may load at once.
     """
     row = tl.program_id(0).to(tl.int64) * BR + tl.arange(0, BR)
     head = tl.program_id(1)
@@ -106,12 +109,12 @@ def row_kernel(
     start = tl.load(facts + row * 3 + 2, mask=inside, other=0)
     live = slot >= 0
     alone = live & (single != 0)
-    at = (row, x_stride, slot, position, start, live, alone)
+    at = (row, x_step.to(tl.int64) * 8, slot, position, start, live, alone)
     channel, channels = head * 128 + key, H * 384
     q = conv_silu(x, weight, ring, grid, at, channel, channels)
     k = conv_silu(x, weight, ring, grid, at, H * 128 + channel, channels)
     v = conv_silu(x, weight, ring, grid, at, H * 256 + channel, channels)
-    shifted = tl.load(z + row[:, None] * z_stride + channel[None, :], mask=live[:, None], other=0.0).to(tl.float32)
+    shifted = tl.load(z + (row * z_step * 8)[:, None] + channel[None, :], mask=live[:, None], other=0.0).to(tl.float32)
     shifted += tl.load(dt_bias + channel)[None, :]
     gate = log2_gate(shifted, tl.exp(tl.load(A_log + head)), lower_bound, BOUNDED)
     beta = sigmoid(tl.load(b + row * b_stride + head, mask=live, other=0.0).to(tl.float32))

@@ -76,23 +76,27 @@ def two_references(k, q, total, row, column):
 
 
 @triton.jit
-def tile_factors(k, q, total, beta, place, TWO_REFERENCES: tl.constexpr):
-    """k+, q+ [16, 128] and, transposed, T Diag(beta) and M [16, 16], all bf16.
+def grown_rows(k, q, total):
+    """k 2^G and q 2^G [16, 128] fp32; k+ and q+ are these in bf16."""
+    grown = gate_power(total, 0.0)
+    return k * grown, q * grown
 
-    k, q [16, 128] fp32, total [16, 128] int32 inclusive sums of log2 gates, beta [16], place = arange(16); rows that do
-    not exist are 0 (their gates too).
+
+@triton.jit
+def tile_matrices(k, q, ke, qe, total, beta, place, TWO_REFERENCES: tl.constexpr):
+    """T Diag(beta) and M [16, 16], transposed, bf16.
+
+    k, q and grown_rows [16, 128] fp32, total [16, 128] int32 inclusive sums of log2 gates, beta [16], place = arange(16);
+    rows that do not exist are 0 (their gates too).
     """
     row, column = place[:, None], place[None, :]
-    grown = gate_power(total, 0.0)
-    ke, qe = k * grown, q * grown
     if TWO_REFERENCES:
         lower, outputs = two_references(k, q, total, row, column)
     else:
         lower, outputs = one_reference(k, ke, qe, total)
     outputs = tl.where(row <= column, outputs, 0.0).to(tl.bfloat16)
     inverse = unit_upper_inverse(tl.where(row < column, -(lower * beta[None, :]), 0.0), row, column)
-    inverse = (inverse * beta[:, None]).to(tl.bfloat16)
-    return ke.to(tl.bfloat16), qe.to(tl.bfloat16), inverse, outputs
+    return (inverse * beta[:, None]).to(tl.bfloat16), outputs
 
 
 @triton.jit
