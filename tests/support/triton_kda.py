@@ -15,7 +15,8 @@ from forkpoint.kernels.norm.naive import l2_norm
 from tests.support.kernels import POISON_GATE
 
 D = 128
-SHAPES = replace(PINNED, row_block=4)
+SHAPES = replace(PINNED, row_block=16, row_warps=8, recur_values=128, recur_warps=8, decode_values=128, decode_warps=8)
+"""Few programs: each costs the interpreter tens of milliseconds."""
 
 
 @dataclass(frozen=True)
@@ -121,6 +122,18 @@ def feed_decode(state: KdaState, tokens: list[tuple[int, Layer, int]], shapes: S
     return decode(*packed, layer.weights, state, facts, shapes)
 
 
+def clone_state(state: KdaState) -> KdaState:
+    rows = state.open_rows
+    opened = OpenRows(rows.k.clone(), rows.v.clone(), rows.g.clone(), rows.beta.clone())
+    return KdaState(state.S.clone(), opened, state.conv_ring.clone(), state.conv_grid.clone())
+
+
+def feed_moved(state: KdaState, slot: int, layer: Layer, start: int, end: int, to: int) -> Tensor:
+    """Rows start:end of a sequence as if they began at position `to`."""
+    plan = prefill_plan([slot], [0, end - start], [to], layer.device)
+    return prefill(*_packed([(slot, layer, start, end)]), layer.weights, state, plan, None, SHAPES)
+
+
 def fp64_answer(layer: Layer, tokens: int) -> tuple[Tensor, Tensor]:
     """o [tokens, H, 128] and the state after them, all in fp64 by the recurrence (gates on their 2^-22 grid)."""
     heads, weights = layer.heads, layer.weights
@@ -136,8 +149,8 @@ def fp64_answer(layer: Layer, tokens: int) -> tuple[Tensor, Tensor]:
     return recurrent_kda(q * D**-0.5, k, mixed[:, 2], decay, beta, layer.initial.double().cpu())
 
 
-def twin_answer(layer: Layer, tokens: int) -> tuple[Tensor, Tensor, Tensor]:
-    """o, S and the conv ring from the plain-torch twins in fp32, one sequence in slot 0."""
+def twin_answer(layer: Layer, tokens: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """o, S, conv ring and grid tail from the plain-torch twins in fp32, one sequence in slot 0."""
     heads, weights = layer.heads, layer.weights
     state = poisoned_state(1, heads, torch.device("cpu"))
     ring, grid = state.conv_ring.float(), state.conv_grid.float()
@@ -159,4 +172,4 @@ def twin_answer(layer: Layer, tokens: int) -> tuple[Tensor, Tensor, Tensor]:
         *bounds,
         weights.lower_bound,
     )
-    return o, state.S[0], ring[0]
+    return o, state.S[0], ring[0], grid[0]

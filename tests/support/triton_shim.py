@@ -55,9 +55,8 @@ def _binary_op(self: Any, left: Any, right: Any, op: Any) -> Any:
 
 def _dot(self: Any, a: Any, b: Any, accumulator: Any, precision: Any, imprecise: Any) -> Any:
     left, right = _as_floats(a), _as_floats(b)
-    total = np.zeros(accumulator.data.shape, dtype=np.float64)
-    for i in range(left.shape[1]):
-        total += left[:, i, None].astype(np.float64) * right[None, i, :].astype(np.float64)
+    terms = left.T.astype(np.float64)[:, :, None] * right.astype(np.float64)[:, None, :]
+    total = np.add.reduce(terms, axis=0)  # the outermost axis: numpy adds slice by slice
     return TensorHandle((total + accumulator.data).astype(np.float32), accumulator.dtype.scalar)
 
 
