@@ -9,7 +9,7 @@ import re
 import subprocess
 import sys
 import tempfile
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -101,22 +101,42 @@ def compiled(kernel: Any, shape: str, warps: int, **constants: Any) -> Compiled:
 
 def pinned(shapes: Shapes = PINNED) -> list[Compiled]:
     """Every kernel as launch.py launches it."""
-    rows = dict(H=HEADS, BR=shapes.row_block)
-    out = [compiled(row_kernel, f"BOUNDED={bounded}", shapes.row_warps, BOUNDED=bounded, **rows) for bounded in (True, False)]
+    rows: dict[str, Any] = {"H": HEADS, "BR": shapes.row_block}
+    out = [
+        compiled(row_kernel, f"BOUNDED={bounded}", shapes.row_warps, BOUNDED=bounded, **rows)
+        for bounded in (True, False)
+    ]
     out.append(compiled(keep_kernel, "", 4, H=HEADS))
     for two in (False, True):
         name = f"TWO={two}"
         out.append(compiled(prepare_kernel, name, shapes.prepare_warps, H=HEADS, TWO_REFERENCES=two))
         out.append(compiled(factor_kernel, name, shapes.factor_warps, H=HEADS, TWO_REFERENCES=two))
-    out.append(compiled(read_kernel, f"BV={shapes.decode_values}", shapes.decode_warps, H=HEADS, BV=shapes.decode_values))
-    out.append(compiled(recur_kernel, f"BV={shapes.recur_values} ST={shapes.recur_stages}", shapes.recur_warps, H=HEADS,
-                        BV=shapes.recur_values, STAGES=shapes.recur_stages))
+        blocks = f"BV={shapes.decode_values} {name}"
+        fused: dict[str, Any] = {"H": HEADS, "BV": shapes.decode_values, "TWO_REFERENCES": two}
+        out.append(compiled(decode_kernel, blocks, shapes.decode_warps, **fused))
+    out.append(
+        compiled(read_kernel, f"BV={shapes.decode_values}", shapes.decode_warps, H=HEADS, BV=shapes.decode_values)
+    )
+    out.append(
+        compiled(
+            recur_kernel,
+            f"BV={shapes.recur_values} ST={shapes.recur_stages}",
+            shapes.recur_warps,
+            H=HEADS,
+            BV=shapes.recur_values,
+            STAGES=shapes.recur_stages,
+        )
+    )
     return out
 
 
 def others() -> list[Compiled]:
     """Shapes that a tuning session would try."""
-    out = [compiled(prepare_kernel, f"TWO={two}", warps, H=HEADS, TWO_REFERENCES=two) for warps in (1, 4) for two in (False, True)]
+    out = [
+        compiled(prepare_kernel, f"TWO={two}", warps, H=HEADS, TWO_REFERENCES=two)
+        for warps in (1, 4)
+        for two in (False, True)
+    ]
     for warps in (1, 4):
         out += [compiled(factor_kernel, f"TWO={two}", warps, H=HEADS, TWO_REFERENCES=two) for two in (False, True)]
     for values, warps in ((16, 1), (32, 1), (32, 2), (32, 4), (64, 2), (128, 4), (128, 8)):

@@ -158,8 +158,8 @@ def twin_answer(layer: Layer, tokens: int) -> tuple[Tensor, Tensor, Tensor, Tens
     bounds: tuple[list[int], list[int], list[int]] = [0], [0, tokens], [0]
     mixed = causal_conv(layer.x[:tokens].float().cpu(), weights.conv.cpu(), ring, grid, *bounds)
     mixed = mixed.view(tokens, 3, heads, D)
-    opened = OpenRows(*(tensor.float() for tensor in (state.open_rows.k, state.open_rows.v)), state.open_rows.g,
-                      state.open_rows.beta)
+    rows = state.open_rows
+    opened = OpenRows(rows.k.float(), rows.v.float(), rows.g, rows.beta)
     z = layer.z[:tokens].float().cpu().view(tokens, heads, D)
     o = tile_kda(
         l2_norm(mixed[:, 0]) * D**-0.5,

@@ -53,11 +53,15 @@ def _binary_op(self: Any, left: Any, right: Any, op: Any) -> Any:
     return TensorHandle(narrow(result), tl.bfloat16)
 
 
+def product(left: Values, right: Values) -> Values:
+    """left @ right in fp64, term by term: numpy reduces an outermost axis slice by slice."""
+    total: Values = np.add.reduce(left.T.astype(np.float64)[:, :, None] * right.astype(np.float64)[:, None, :], axis=0)
+    return total
+
+
 def _dot(self: Any, a: Any, b: Any, accumulator: Any, precision: Any, imprecise: Any) -> Any:
-    left, right = _as_floats(a), _as_floats(b)
-    terms = left.T.astype(np.float64)[:, :, None] * right.astype(np.float64)[:, None, :]
-    total = np.add.reduce(terms, axis=0)  # the outermost axis: numpy adds slice by slice
-    return TensorHandle((total + accumulator.data).astype(np.float32), accumulator.dtype.scalar)
+    total = product(_as_floats(a), _as_floats(b)) + accumulator.data
+    return TensorHandle(total.astype(np.float32), accumulator.dtype.scalar)
 
 
 def install() -> None:

@@ -1,4 +1,4 @@
-"""Runs the Triton kernels in its interpreter on a CPU, or compiled with `--device cuda`: the same tests, tiny shapes."""
+"""Runs the Triton kernels interpreted on a CPU, or on a GPU with `--device cuda`: the same tests, tiny shapes."""
 
 import importlib
 import importlib.util

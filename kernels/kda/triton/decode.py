@@ -53,8 +53,9 @@ def factor_kernel(
     H: tl.constexpr,
     TWO_REFERENCES: tl.constexpr,
 ):
-    """Grid (H, N), facts [N, 3] int32: slot, position, position. Writes at n * H + head: k+ [16, 128] (rows that exist),
-    q+ [128], T Diag(beta) transposed [16, 16], the newest row of M [16], and k 2^(G_15 - G), 2^G_15 of a closing tile.
+    """Grid (H, N), facts [N, 3] int32: slot, position, position. Writes at n * H + head: k+ [16, 128] (rows that
+    exist), q+ [128], T Diag(beta) transposed [16, 16], the newest row of M [16], and of a closing tile k 2^(G_15 - G)
+    and 2^G_15.
     """
     head, n = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
     slot = tl.load(facts + n * 3).to(tl.int64)

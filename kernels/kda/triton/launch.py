@@ -199,9 +199,7 @@ def decode(
         return out
     opened = state.open_rows
     q = _row_pass(x, z, b, weights, state, facts, opened, True, shapes)
-    pinned = dict(
-        H=heads, BV=shapes.decode_values, num_warps=shapes.decode_warps, enable_fp_fusion=False
-    )
+    pinned = {"H": heads, "BV": shapes.decode_values, "num_warps": shapes.decode_warps, "enable_fp_fusion": False}
     two = needs_two_references(weights.lower_bound)
     grid = (HEAD_SIZE // shapes.decode_values, heads, count)
     if shapes.decode_split:

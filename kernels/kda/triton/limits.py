@@ -42,15 +42,21 @@ def why_not(
 
 
 def check_rows(x: Tensor, z: Tensor, b: Tensor, heads: int) -> None:
-    """Raises ValueError unless x [R, 3 H 128], z [R, H 128] and b [R, H] have contiguous rows and fitting shapes, x and z
-    at addresses and row strides that allow 16-byte loads (other addresses would compile another kernel, whose norms
-    might sum in another order)."""
+    """Raises ValueError unless x [R, 3 H 128], z [R, H 128] and b [R, H] have contiguous rows and fitting shapes, and x
+    and z addresses and row strides that allow 16-byte loads.
+
+    Other addresses would compile another row kernel, whose norms might sum in another order.
+    """
     width = heads * HEAD_SIZE
     for name, tensor, columns in (("x", x, 3 * width), ("z", z, width), ("b", b, heads)):
         if tensor.ndim != 2 or tensor.shape != (x.shape[0], columns) or (columns > 1 and tensor.stride(1) != 1):
-            raise ValueError(f"{name} must be [{x.shape[0]}, {columns}] with contiguous rows, got {tuple(tensor.shape)}")
+            raise ValueError(
+                f"{name} must be [{x.shape[0]}, {columns}] with contiguous rows, got {tuple(tensor.shape)}"
+            )
         if name != "b" and (tensor.data_ptr() % 16 or tensor.stride(0) % 8):
-            raise ValueError(f"{name} must begin at a multiple of 16 bytes, with a row stride of 8 values or a multiple")
+            raise ValueError(
+                f"{name} must begin at a multiple of 16 bytes, with a row stride of 8 values or a multiple"
+            )
 
 
 def check_pool(S: Tensor, others: dict[str, Tensor], x: Tensor) -> None:

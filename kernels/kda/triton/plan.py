@@ -1,5 +1,6 @@
 """Where the rows of a packed batch lie, as int32 tensors for the kernels: made once a batch, for all layers."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -78,5 +79,5 @@ def decode_facts(slots: list[int], positions: list[int], device: torch.device) -
     return _table([(slot, position, position) for slot, position in zip(slots, positions, strict=True)], 3, device)
 
 
-def _table(values: list[tuple[int, ...]] | list[tuple[int, int]], columns: int, device: torch.device) -> Tensor:
+def _table(values: Sequence[tuple[int, ...]], columns: int, device: torch.device) -> Tensor:
     return torch.tensor(values, dtype=torch.int32, device=device).view(-1, columns)

@@ -70,6 +70,6 @@ def recur_kernel(
         tl.store(pool, state.to(S.dtype.element_ty))
     if slot < 0:
         zero = tl.zeros((BV, 16), tl.float32).to(o.dtype.element_ty)
-        for t in range(0, tl.cdiv(end - start, 16)):
+        for t in range(tl.cdiv(end - start, 16)):
             row = first_row + t * 16 + place[None, :]
             tl.store(o + (row * H + head) * 128 + value, zero, mask=row < first_row + end - start)

@@ -64,9 +64,7 @@ def l2_normed(x):
     return x * tl.rsqrt(tl.sum(x * x, 1) + NORM_EPS)[:, None]
 
 
-@triton.jit(
-    do_not_specialize=["count", "single", "x_step", "z_step", "b_stride"], do_not_specialize_on_alignment=["b"]
-)
+@triton.jit(do_not_specialize=["count", "single", "x_step", "z_step", "b_stride"], do_not_specialize_on_alignment=["b"])
 def row_kernel(
     x,
     z,
@@ -93,11 +91,11 @@ def row_kernel(
     BOUNDED: tl.constexpr,
     BR: tl.constexpr,
 ):
-    """Grid (R / BR, H). x [R, 3 H 128] conv inputs (q, k, v), z [R, H 128], b [R, H], facts [R, 3] int32: slot, position,
-    first new position of the row's sequence.
+    """Grid (R / BR, H). x [R, 3 H 128] conv inputs (q, k, v), z [R, H 128], b [R, H], facts [R, 3] int32: slot,
+    position, first new position of the row's sequence.
 
     k, v, g, beta go to [R, H, ...] or, with `single` (every sequence is one row), to [slots, 16, H, ...] at position %
-    16, and the conv tails move on; q always goes to [R, H, 128], normalised and scaled. Rows of slots below 0 do nothing.
+    16, and the conv tails move on; q goes to [R, H, 128] always, normalised and scaled. Slots below 0 do nothing.
     x_step and z_step are row strides in units of 8, so that the compiler sees what it may load at once.
     """
     row = tl.program_id(0).to(tl.int64) * BR + tl.arange(0, BR)
@@ -150,7 +148,20 @@ def keep_conv(x, ring, grid, slot, first_row, start, end, channel, x_stride, cha
 
 @triton.jit(do_not_specialize=["x_stride"])
 def keep_kernel(
-    x, ring, grid, sequences, k_new, v_new, g_new, beta_new, k_open, v_open, g_open, beta_open, x_stride, H: tl.constexpr
+    x,
+    ring,
+    grid,
+    sequences,
+    k_new,
+    v_new,
+    g_new,
+    beta_new,
+    k_open,
+    v_open,
+    g_open,
+    beta_open,
+    x_stride,
+    H: tl.constexpr,
 ):
     """Grid (N, H), after everything that reads the slots: conv tails, and the rows of the tile that stays open.
 

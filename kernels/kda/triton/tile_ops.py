@@ -86,8 +86,8 @@ def grown_rows(k, q, total):
 def tile_matrices(k, q, ke, qe, total, beta, place, TWO_REFERENCES: tl.constexpr):
     """T Diag(beta) and M [16, 16], transposed, bf16.
 
-    k, q and grown_rows [16, 128] fp32, total [16, 128] int32 inclusive sums of log2 gates, beta [16], place = arange(16);
-    rows that do not exist are 0 (their gates too).
+    k, q and grown_rows [16, 128] fp32, total [16, 128] int32 inclusive sums of log2 gates, beta [16], place =
+    arange(16); rows that do not exist are 0 (their gates too).
     """
     row, column = place[:, None], place[None, :]
     if TWO_REFERENCES:
