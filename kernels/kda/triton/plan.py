@@ -51,13 +51,11 @@ def prefill_plan(
     lengths = [last - first for first, last in pairwise(cu_seqlens)]
     _check(slots, lengths, starts)
     left = dict(checkpoints or {})
-    rows: list[tuple[int, int, int]] = []
     tiles: list[tuple[int, int]] = []
     sequences: list[tuple[int, int, int, int, int]] = []
     for n, (slot, length, start) in enumerate(zip(slots, lengths, starts, strict=True)):
         end = start + length
         sequences.append((slot, cu_seqlens[n], start, end, len(tiles)))
-        rows += [(slot, position, start) for position in range(start, end)]
         if slot == NULL_SLOT or length == 0:
             continue
         for tile in range(start // TILE_TOKENS, -(-end // TILE_TOKENS)):
@@ -66,11 +64,20 @@ def prefill_plan(
     if left:
         raise ValueError(f"no tile of the batch ends at {sorted(left)} (sequence, position)")
     return PrefillPlan(
-        rows=_table(rows, 3, device),
+        rows=_rows(slots, lengths, starts).to(device),
         tiles=_table(tiles, 2, device),
         sequences=_table(sequences, 5, device),
         has_checkpoints=bool(checkpoints),
     )
+
+
+def _rows(slots: list[int], lengths: list[int], starts: list[int]) -> Tensor:
+    """[R, 3] int32, without a Python step a row: prompts are long."""
+    repeats = torch.tensor(lengths, dtype=torch.int64)
+    slot, start = (torch.tensor(values, dtype=torch.int32).repeat_interleave(repeats) for values in (slots, starts))
+    within = [torch.arange(length, dtype=torch.int32) for length in lengths]
+    position = start + (torch.cat(within) if within else start)
+    return torch.stack((slot, position, start), dim=1)
 
 
 def decode_facts(slots: list[int], positions: list[int], device: torch.device) -> Tensor:
