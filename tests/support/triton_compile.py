@@ -106,10 +106,10 @@ def pinned(shapes: Shapes = PINNED) -> list[Compiled]:
         compiled(row_kernel, f"BOUNDED={bounded}", shapes.row_warps, BOUNDED=bounded, **rows)
         for bounded in (True, False)
     ]
-    out.append(compiled(keep_kernel, "", 4, H=HEADS))
+    out.append(compiled(keep_kernel, "", 4, H=HEADS, BOUNDED=True))
     for two in (False, True):
         name = f"TWO={two}"
-        out.append(compiled(prepare_kernel, name, shapes.prepare_warps, H=HEADS, TWO_REFERENCES=two))
+        out.append(compiled(prepare_kernel, name, shapes.prepare_warps, H=HEADS, BOUNDED=not two, TWO_REFERENCES=two))
         out.append(compiled(factor_kernel, name, shapes.factor_warps, H=HEADS, TWO_REFERENCES=two))
         blocks = f"BV={shapes.decode_values} {name}"
         fused: dict[str, Any] = {"H": HEADS, "BV": shapes.decode_values, "TWO_REFERENCES": two}
@@ -133,7 +133,7 @@ def pinned(shapes: Shapes = PINNED) -> list[Compiled]:
 def others() -> list[Compiled]:
     """Shapes that a tuning session would try."""
     out = [
-        compiled(prepare_kernel, f"TWO={two}", warps, H=HEADS, TWO_REFERENCES=two)
+        compiled(prepare_kernel, f"TWO={two}", warps, H=HEADS, BOUNDED=not two, TWO_REFERENCES=two)
         for warps in (1, 4)
         for two in (False, True)
     ]

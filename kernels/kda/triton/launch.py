@@ -74,7 +74,6 @@ class _Rows:
 
     k: Tensor
     v: Tensor
-    g: Tensor
     beta: Tensor
 
 
@@ -100,7 +99,18 @@ def _row_pass(
     q = torch.empty((count, heads, HEAD_SIZE), dtype=torch.bfloat16, device=x.device)
     row_kernel[(triton.cdiv(count, shapes.row_block), heads)](
         *(x, z, b, weights.conv, weights.A_log, weights.dt_bias, state.conv_ring, state.conv_grid, facts),
-        *(q, to.k, to.v, to.g, to.beta, count, int(single), x.stride(0) // 8, z.stride(0) // 8, b.stride(0)),
+        *(
+            q,
+            to.k,
+            to.v,
+            state.open_rows.g,
+            to.beta,
+            count,
+            int(single),
+            x.stride(0) // 8,
+            z.stride(0) // 8,
+            b.stride(0),
+        ),
         weights.lower_bound or 0.0,
         HEAD_SIZE**-0.5,
         H=heads,
@@ -131,14 +141,13 @@ def prefill(
     rows, heads, tiles = x.shape[0], state.S.shape[1], plan.tiles.shape[0]
     if plan.has_checkpoints and (checkpoints is None or checkpoints.dtype != torch.float32):
         raise ValueError("the plan has checkpoints: a pool of fp32 rows must come with it")
-    opened = state.open_rows
+    opened, bounded, bound = state.open_rows, weights.lower_bound is not None, weights.lower_bound or 0.0
     out = torch.empty((rows, heads, HEAD_SIZE), dtype=torch.bfloat16, device=x.device)
     if rows == 0:
         return out
     new = _Rows(
         k=torch.empty((rows, heads, HEAD_SIZE), dtype=opened.k.dtype, device=x.device),
         v=torch.empty((rows, heads, HEAD_SIZE), dtype=opened.v.dtype, device=x.device),
-        g=torch.empty((rows, heads, HEAD_SIZE), dtype=torch.int32, device=x.device),
         beta=torch.empty((rows, heads), dtype=torch.float32, device=x.device),
     )
     q = _row_pass(x, z, b, weights, state, plan.rows, new, False, shapes)
@@ -151,9 +160,10 @@ def prefill(
     decay = workspace(HEAD_SIZE, dtype=torch.float32)
     if tiles:
         prepare_kernel[(tiles, heads)](
-            *(plan.tiles, plan.sequences, q, new.k, new.g, new.beta, opened.k, opened.g, opened.beta),
-            *(kp, qp, rest, inverse, outputs, decay),
+            *(plan.tiles, plan.sequences, z, weights.A_log, weights.dt_bias, q, new.k, new.beta),
+            *(opened.k, opened.g, opened.beta, kp, qp, rest, inverse, outputs, decay, z.stride(0) // 8, bound),
             H=heads,
+            BOUNDED=bounded,
             TWO_REFERENCES=needs_two_references(weights.lower_bound),
             num_warps=shapes.prepare_warps,
             enable_fp_fusion=False,
@@ -169,9 +179,10 @@ def prefill(
         enable_fp_fusion=False,
     )
     keep_kernel[(sequences, heads)](
-        *(x, state.conv_ring, state.conv_grid, plan.sequences, new.k, new.v, new.g, new.beta),
-        *(opened.k, opened.v, opened.g, opened.beta, x.stride(0)),
+        *(x, z, weights.A_log, weights.dt_bias, state.conv_ring, state.conv_grid, plan.sequences),
+        *(new.k, new.v, new.beta, opened.k, opened.v, opened.g, opened.beta, x.stride(0), z.stride(0) // 8, bound),
         H=heads,
+        BOUNDED=bounded,
         num_warps=4,
         enable_fp_fusion=False,
     )

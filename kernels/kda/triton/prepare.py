@@ -3,26 +3,19 @@
 import triton
 import triton.language as tl
 
+from forkpoint.kernels.kda.triton.rows import row_gates
 from forkpoint.kernels.kda.triton.tile_ops import closing_factors, grown_rows, tile_matrices
 
 
-@triton.jit
-def load_tile(open_rows, new_rows, slot, first_row, start, end, position, head, H: tl.constexpr, other):
-    """[16, 128] of k or g: places below `start` from the slot's open rows, then new rows, then `other` (0)."""
-    place, key = tl.arange(0, 16), tl.arange(0, 128)[None, :]
-    old, new = (position < start)[:, None], ((position >= start) & (position < end))[:, None]
-    kept = tl.load(open_rows + ((slot * 16 + place) * H + head)[:, None] * 128 + key, mask=old, other=other)
-    fresh = tl.load(new_rows + ((first_row + position - start) * H + head)[:, None] * 128 + key, mask=new, other=other)
-    return tl.where(old, kept, fresh)
-
-
-@triton.jit
+@triton.jit(do_not_specialize=["z_step"])
 def prepare_kernel(
     tiles,
     sequences,
+    z,
+    A_log,
+    dt_bias,
     q_new,
     k_new,
-    g_new,
     beta_new,
     k_open,
     g_open,
@@ -33,10 +26,14 @@ def prepare_kernel(
     inverse_out,
     outputs_out,
     decay_out,
+    z_step,
+    lower_bound,
     H: tl.constexpr,
+    BOUNDED: tl.constexpr,
     TWO_REFERENCES: tl.constexpr,
 ):
-    """Grid (tiles, H). tiles [tiles, 2] int32: sequence, slot of a checkpoint or -1 (recur.py); sequences [N, 5].
+    """Grid (tiles, H). tiles [tiles, 2] int32: sequence, slot of a checkpoint or -1 (recur.py); sequences [N, 5];
+    q_new, k_new [R, H, 128] and beta_new [R, H] of the row kernel, z [R, H 128] raw gates of the new rows.
 
     Writes at tile * H + head: k+, q+, k 2^(G_15 - G) [16, 128] bf16, T Diag(beta) and M [16, 16] bf16, transposed, and
     2^G_15 [128] fp32. A tile that stays open folds into nothing: its k 2^(G_15 - G) is 0 and its decay 1.
@@ -49,11 +46,16 @@ def prepare_kernel(
     place, key = tl.arange(0, 16), tl.arange(0, 128)[None, :]
     position = start // 16 * 16 + (tile - tl.load(sequences + n * 5 + 4)).to(tl.int32) * 16 + place
     old, new = position < start, (position >= start) & (position < end)
-    k = load_tile(k_open, k_new, slot, first_row, start, end, position, head, H, 0.0).to(tl.float32)
-    g = load_tile(g_open, g_new, slot, first_row, start, end, position, head, H, 0)
-    source = (first_row + position - start) * H + head
-    q = tl.load(q_new + source[:, None] * 128 + key, mask=new[:, None], other=0.0).to(tl.float32)
-    kept = tl.load(beta_open + (slot * 16 + place) * H + head, mask=old, other=0.0)
+    row = first_row + position - start
+    cached = (slot * 16 + place) * H + head
+    source = row * H + head
+    before, fresh = cached[:, None] * 128 + key, source[:, None] * 128 + key
+    kept = tl.load(k_open + before, mask=old[:, None], other=0.0)
+    k = tl.where(old[:, None], kept, tl.load(k_new + fresh, mask=new[:, None], other=0.0)).to(tl.float32)
+    q = tl.load(q_new + fresh, mask=new[:, None], other=0.0).to(tl.float32)
+    gates = row_gates(z, A_log, dt_bias, (row, z_step, new), head, lower_bound, BOUNDED)
+    g = tl.where(new[:, None], gates, tl.load(g_open + before, mask=old[:, None], other=0))
+    kept = tl.load(beta_open + cached, mask=old, other=0.0)
     beta = tl.where(old, kept, tl.load(beta_new + source, mask=new, other=0.0))
     total, last = tl.cumsum(g, 0), tl.sum(g, 0)
     at = tile * H + head

@@ -34,6 +34,16 @@ def log2_gate(z, rate, lower_bound, BOUNDED: tl.constexpr):
 
 
 @triton.jit
+def row_gates(z, A_log, dt_bias, at, head, lower_bound, BOUNDED: tl.constexpr):
+    """log2_gate of rows [R, 128] from raw z; `at` = (row, row stride / 8, mask). Elementwise, so the kernels that need
+    gates form them again, from half the bytes of an int32."""
+    row, step, mask = at
+    channel = head * 128 + tl.arange(0, 128)[None, :]
+    raw = tl.load(z + (row * step * 8)[:, None] + channel, mask=mask[:, None], other=0.0).to(tl.float32)
+    return log2_gate(raw + tl.load(dt_bias + channel), tl.exp(tl.load(A_log + head)), lower_bound, BOUNDED)
+
+
+@triton.jit
 def conv_silu(x, weight, ring, grid, at, channel, channels):
     """silu(conv) [BR, 128] fp32 of the channels; `at` = (row, row stride, slot, position, start, live, alone).
 
@@ -94,9 +104,10 @@ def row_kernel(
     """Grid (R / BR, H). x [R, 3 H 128] conv inputs (q, k, v), z [R, H 128], b [R, H], facts [R, 3] int32: slot,
     position, first new position of the row's sequence.
 
-    k, v, g, beta go to [R, H, ...] or, with `single` (every sequence is one row), to [slots, 16, H, ...] at position %
-    16, and the conv tails move on; q goes to [R, H, 128] always, normalised and scaled. Slots below 0 do nothing.
-    x_step and z_step are row strides in units of 8, so that the compiler sees what it may load at once.
+    k, v, beta go to [R, H, ...] or, with `single` (every sequence is one row), to [slots, 16, H, ...] at position % 16;
+    then the gates go there too, and the conv tails move on. q goes to [R, H, 128] always, normalised and scaled. Slots
+    below 0 do nothing. x_step and z_step are row strides in units of 8, so that the compiler sees what it may load at
+    once.
     """
     row = tl.program_id(0).to(tl.int64) * BR + tl.arange(0, BR)
     head = tl.program_id(1)
@@ -112,9 +123,6 @@ def row_kernel(
     q = conv_silu(x, weight, ring, grid, at, channel, channels)
     k = conv_silu(x, weight, ring, grid, at, H * 128 + channel, channels)
     v = conv_silu(x, weight, ring, grid, at, H * 256 + channel, channels)
-    shifted = tl.load(z + (row * z_step * 8)[:, None] + channel[None, :], mask=live[:, None], other=0.0).to(tl.float32)
-    shifted += tl.load(dt_bias + channel)[None, :]
-    gate = log2_gate(shifted, tl.exp(tl.load(A_log + head)), lower_bound, BOUNDED)
     beta = sigmoid(tl.load(b + row * b_stride + head, mask=live, other=0.0).to(tl.float32))
     to = tl.where(alone, slot * 16 + (position & 15), row) * H + head
     place = to[:, None] * 128 + key[None, :]
@@ -124,7 +132,8 @@ def row_kernel(
     tl.store(q_out + (row * H + head)[:, None] * 128 + key[None, :], normed_q, mask=live[:, None])
     tl.store(k_out + place, normed_k.to(k_out.dtype.element_ty), mask=live[:, None])
     tl.store(v_out + place, v.to(tl.bfloat16).to(v_out.dtype.element_ty), mask=live[:, None])
-    tl.store(g_out + place, gate, mask=live[:, None])
+    gate = row_gates(z, A_log, dt_bias, (row, z_step, alone), head, lower_bound, BOUNDED)
+    tl.store(g_out + place, gate, mask=alone[:, None])
     tl.store(beta_out + to, beta, mask=live)
 
 
@@ -146,22 +155,27 @@ def keep_conv(x, ring, grid, slot, first_row, start, end, channel, x_stride, cha
         tl.store(ring + (slot * 4 + (p & 3)) * channels + channel, fresh, mask=p >= start)
 
 
-@triton.jit(do_not_specialize=["x_stride"])
+@triton.jit(do_not_specialize=["x_stride", "z_step"])
 def keep_kernel(
     x,
+    z,
+    A_log,
+    dt_bias,
     ring,
     grid,
     sequences,
     k_new,
     v_new,
-    g_new,
     beta_new,
     k_open,
     v_open,
     g_open,
     beta_open,
     x_stride,
+    z_step,
+    lower_bound,
     H: tl.constexpr,
+    BOUNDED: tl.constexpr,
 ):
     """Grid (N, H), after everything that reads the slots: conv tails, and the rows of the tile that stays open.
 
@@ -183,5 +197,6 @@ def keep_kernel(
         old, new = source[:, None] * 128 + key[None, :], target[:, None] * 128 + key[None, :]
         tl.store(k_open + new, tl.load(k_new + old, mask=stays[:, None]), mask=stays[:, None])
         tl.store(v_open + new, tl.load(v_new + old, mask=stays[:, None]), mask=stays[:, None])
-        tl.store(g_open + new, tl.load(g_new + old, mask=stays[:, None]), mask=stays[:, None])
+        at = (first_row + position - start, z_step, stays)
+        tl.store(g_open + new, row_gates(z, A_log, dt_bias, at, head, lower_bound, BOUNDED), mask=stays[:, None])
         tl.store(beta_open + target, tl.load(beta_new + source, mask=stays), mask=stays)
