@@ -12,7 +12,16 @@ when the tile closes. Two forms with equal bits; a GPU has to say which is faste
 import triton
 import triton.language as tl
 
-from forkpoint.kernels.kda.triton.tile_ops import closing_factors, fold, grown_rows, read_state, tile_matrices
+from forkpoint.kernels.kda.triton.tile_ops import (
+    closing_factors,
+    fold,
+    grown_rows,
+    join_pairs,
+    pair_row,
+    pair_token,
+    read_state,
+    tile_matrices,
+)
 
 
 @triton.jit
@@ -44,8 +53,7 @@ def factor_kernel(
     k_open,
     g_open,
     beta_open,
-    kp_out,
-    qp_out,
+    kq_out,
     inverse_out,
     outputs_out,
     rest_out,
@@ -53,9 +61,9 @@ def factor_kernel(
     H: tl.constexpr,
     TWO_REFERENCES: tl.constexpr,
 ):
-    """Grid (H, N), facts [N, 3] int32: slot, position, position. Writes at n * H + head: k+ [16, 128] (rows that
-    exist), q+ [128], T Diag(beta) transposed [16, 16], the newest row of M [16], and of a closing tile k 2^(G_15 - G)
-    and 2^G_15.
+    """Grid (H, N), facts [N, 3] int32: slot, position, position. Writes at n * H + head: k+ and q+ [32, 128] (those
+    that exist; pair_row), T Diag(beta) transposed [16, 16], the newest row of M [16], and, of a tile that closes, k
+    2^(G_15 - G) and 2^G_15.
     """
     head, n = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
     slot = tl.load(facts + n * 3).to(tl.int64)
@@ -67,8 +75,9 @@ def factor_kernel(
         at, row, column = n * H + head, place[:, None], place[None, :]
         ke, qe = grown_rows(k, q, total)
         # Stores of one row or column out of a tile: a masked store moves no bit, a sum over zeros might.
-        tl.store(kp_out + at * 2048 + row * 128 + key, ke.to(tl.bfloat16), mask=(row <= newest) & (key >= 0))
-        tl.store(qp_out + at * 128 + row * 0 + key, qe.to(tl.bfloat16), mask=(row == newest) & (key >= 0))
+        pairs = at * 4096 + pair_row(row) * 128 + key
+        tl.store(kq_out + pairs, ke.to(tl.bfloat16), mask=(row <= newest) & (key >= 0))
+        tl.store(kq_out + pairs + 128, qe.to(tl.bfloat16), mask=(row == newest) & (key >= 0))
         if newest == 15:
             rest, decay = closing_factors(k, total, tl.sum(g, 0))
             tl.store(rest_out + at * 2048 + row * 128 + key, rest)
@@ -82,8 +91,7 @@ def factor_kernel(
 def read_kernel(
     facts,
     v_open,
-    kp_in,
-    qp_in,
+    kq_in,
     inverse_in,
     outputs_in,
     rest_in,
@@ -104,14 +112,14 @@ def read_kernel(
     if slot >= 0:
         pool = S + (slot * H + head) * 16384 + value * 128 + key[None, :]
         state = tl.load(pool).to(tl.float32)
-        across = (column <= newest) & (key[:, None] >= 0)
-        kp = tl.load(kp_in + at * 2048 + column * 128 + key[:, None], mask=across, other=0.0)
-        across = (column == newest) & (key[:, None] >= 0)
-        qp = tl.load(qp_in + at * 128 + column * 0 + key[:, None], mask=across, other=0.0)
+        pair = tl.arange(0, 32)[None, :]
+        token = pair_token(pair)
+        exists = tl.where((pair & 1) == 0, token <= newest, token == newest) & (key[:, None] >= 0)
+        kq = tl.load(kq_in + at * 4096 + pair * 128 + key[:, None], mask=exists, other=0.0)
         inverse = tl.load(inverse_in + at * 256 + row * 16 + column)
         outputs = tl.load(outputs_in + at * 16 + row + column * 0, mask=(row >= 0) & (column == newest), other=0.0)
         v = open_values(v_open, slot, head, newest, value, H)
-        u, out = read_state(state, kp, qp, v, inverse, outputs)
+        u, out = read_state(state, kq, v, inverse, outputs, BV)
         tl.store(answer, out.to(o.dtype.element_ty), mask=(value >= 0) & (column == newest))
         if newest == 15:
             rest = tl.load(rest_in + at * 2048 + row * 128 + key[None, :])
@@ -159,8 +167,8 @@ def decode_kernel(
         total = tl.cumsum(g, 0)
         ke, qe = grown_rows(k, q, total)
         inverse, outputs = tile_matrices(k, q, ke, qe, total, beta, place, TWO_REFERENCES)
-        kp, qp = tl.trans(ke.to(tl.bfloat16)), tl.trans(qe.to(tl.bfloat16))
-        u, out = read_state(state, kp, qp, v, inverse, outputs)
+        kq = tl.trans(join_pairs(ke.to(tl.bfloat16), qe.to(tl.bfloat16)))
+        u, out = read_state(state, kq, v, inverse, outputs, BV)
         tl.store(answer, out.to(o.dtype.element_ty), mask=(value >= 0) & is_newest[None, :])
         if newest == 15:
             rest, decay = closing_factors(k, total, tl.sum(g, 0))

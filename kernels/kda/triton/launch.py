@@ -155,13 +155,13 @@ def prefill(
     def workspace(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
         return torch.empty((tiles, heads, *shape), dtype=dtype, device=x.device)
 
-    kp, qp, rest = (workspace(TILE_TOKENS, HEAD_SIZE) for _ in range(3))
+    kq, rest = workspace(2 * TILE_TOKENS, HEAD_SIZE), workspace(TILE_TOKENS, HEAD_SIZE)
     inverse, outputs = (workspace(TILE_TOKENS, TILE_TOKENS) for _ in range(2))
     decay = workspace(HEAD_SIZE, dtype=torch.float32)
     if tiles:
         prepare_kernel[(tiles, heads)](
             *(plan.tiles, plan.sequences, z, weights.A_log, weights.dt_bias, q, new.k, new.beta),
-            *(opened.k, opened.g, opened.beta, kp, qp, rest, inverse, outputs, decay, z.stride(0) // 8, bound),
+            *(opened.k, opened.g, opened.beta, kq, rest, inverse, outputs, decay, z.stride(0) // 8, bound),
             H=heads,
             BOUNDED=bounded,
             TWO_REFERENCES=needs_two_references(weights.lower_bound),
@@ -170,7 +170,7 @@ def prefill(
         )
     sequences = plan.sequences.shape[0]
     recur_kernel[(HEAD_SIZE // shapes.recur_values, heads, sequences)](
-        *(plan.tiles, plan.sequences, new.v, opened.v, kp, qp, rest, inverse, outputs, decay, state.S),
+        *(plan.tiles, plan.sequences, new.v, opened.v, kq, rest, inverse, outputs, decay, state.S),
         *(state.S if checkpoints is None else checkpoints, out),
         H=heads,
         BV=shapes.recur_values,
@@ -225,15 +225,14 @@ def decode(
 def _factors(
     facts: Tensor, q: Tensor, opened: OpenRows, heads: int, two_references: bool, warps: int
 ) -> tuple[Tensor, ...]:
-    """Runs the factor kernel: k+, q+, T Diag(beta), M's row, k 2^(G_15 - G), 2^G_15."""
+    """Runs the factor kernel: k+ and q+, T Diag(beta), M's row, k 2^(G_15 - G), 2^G_15."""
     count = q.shape[0]
 
     def workspace(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
         return torch.empty((count, heads, *shape), dtype=dtype, device=q.device)
 
     made = (
-        workspace(TILE_TOKENS, HEAD_SIZE),
-        workspace(HEAD_SIZE),
+        workspace(2 * TILE_TOKENS, HEAD_SIZE),
         workspace(TILE_TOKENS, TILE_TOKENS),
         workspace(TILE_TOKENS),
         workspace(TILE_TOKENS, HEAD_SIZE),

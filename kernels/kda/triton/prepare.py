@@ -4,7 +4,7 @@ import triton
 import triton.language as tl
 
 from forkpoint.kernels.kda.triton.rows import row_gates
-from forkpoint.kernels.kda.triton.tile_ops import closing_factors, grown_rows, tile_matrices
+from forkpoint.kernels.kda.triton.tile_ops import closing_factors, grown_rows, pair_row, tile_matrices
 
 
 @triton.jit(do_not_specialize=["z_step"])
@@ -20,8 +20,7 @@ def prepare_kernel(
     k_open,
     g_open,
     beta_open,
-    kp_out,
-    qp_out,
+    kq_out,
     rest_out,
     inverse_out,
     outputs_out,
@@ -35,8 +34,9 @@ def prepare_kernel(
     """Grid (tiles, H). tiles [tiles, 2] int32: sequence, slot of a checkpoint or -1 (recur.py); sequences [N, 5];
     q_new, k_new [R, H, 128] and beta_new [R, H] of the row kernel, z [R, H 128] raw gates of the new rows.
 
-    Writes at tile * H + head: k+, q+, k 2^(G_15 - G) [16, 128] bf16, T Diag(beta) and M [16, 16] bf16, transposed, and
-    2^G_15 [128] fp32. A tile that stays open folds into nothing: its k 2^(G_15 - G) is 0 and its decay 1.
+    Writes at tile * H + head: k+ and q+ [32, 128] (pair_row), k 2^(G_15 - G) [16, 128], T Diag(beta) and M [16, 16]
+    transposed, all bf16, and 2^G_15 [128] fp32. A tile that stays open folds into nothing: its k 2^(G_15 - G) is 0 and
+    its decay 1.
     """
     tile, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     n = tl.load(tiles + tile * 2)
@@ -62,8 +62,9 @@ def prepare_kernel(
     rows = at * 2048 + place[:, None] * 128 + key
     square = at * 256 + place[:, None] * 16 + place[None, :]
     ke, qe = grown_rows(k, q, total)
-    tl.store(kp_out + rows, ke.to(tl.bfloat16))
-    tl.store(qp_out + rows, qe.to(tl.bfloat16))
+    pairs = at * 4096 + pair_row(place)[:, None] * 128 + key
+    tl.store(kq_out + pairs, ke.to(tl.bfloat16))
+    tl.store(kq_out + pairs + 128, qe.to(tl.bfloat16))
     rest, decay = closing_factors(k, total, last)
     closes = tl.max(position, 0) < end
     tl.store(rest_out + rows, tl.where(closes, rest, tl.zeros_like(rest)))

@@ -16,8 +16,7 @@ def recur_kernel(
     sequences,
     v_new,
     v_open,
-    kp_in,
-    qp_in,
+    kq_in,
     rest_in,
     inverse_in,
     outputs_in,
@@ -49,8 +48,7 @@ def recur_kernel(
     state = tl.load(pool, mask=(slot >= 0) & (value >= 0), other=0.0).to(tl.float32)
     for t in tl.range(0, count, num_stages=STAGES):
         at = (first_tile + t) * H + head
-        across = at * 2048 + place[None, :] * 128 + key[:, None]
-        kp, qp = tl.load(kp_in + across), tl.load(qp_in + across)
+        kq = tl.load(kq_in + at * 4096 + tl.arange(0, 32)[None, :] * 128 + key[:, None])
         rest = tl.load(rest_in + at * 2048 + place[:, None] * 128 + key[None, :])
         square = at * 256 + place[:, None] * 16 + place[None, :]
         inverse, outputs = tl.load(inverse_in + square), tl.load(outputs_in + square)
@@ -60,7 +58,7 @@ def recur_kernel(
         row = ((first_row + position - start) * H + head)[None, :] * 128 + value
         kept = tl.load(v_open + ((slot * 16 + place) * H + head)[None, :] * 128 + value, mask=old, other=0.0)
         v = tl.where(old, kept, tl.load(v_new + row, mask=new, other=0.0)).to(tl.float32)
-        u, out = read_state(state, kp, qp, v, inverse, outputs)
+        u, out = read_state(state, kq, v, inverse, outputs, BV)
         tl.store(o + row, out.to(o.dtype.element_ty), mask=new)
         state = fold(state, u, rest, decay, S.dtype.element_ty)
         save = tl.load(tiles + (first_tile + t) * 2 + 1).to(tl.int64)

@@ -107,11 +107,40 @@ def closing_factors(k, total, last):
 
 
 @triton.jit
-def read_state(state, kp, qp, v, inverse, outputs):
-    """U [BV, 16] bf16 and O [BV, 16] fp32 from S [BV, 128] fp32: kp and qp are [128, 16], v [BV, 16] fp32."""
-    operand = state.to(tl.bfloat16)
-    read = tl.dot(operand, kp)
-    out = tl.dot(operand, qp)
+def pair_row(place):
+    """Row of k+ of a token in [32, 128] of k+ and q+; its q+ lies one below.
+
+    Of a product's 16 columns a thread holds 2c, 2c + 1, 2c + 8, 2c + 9 (c = 0..3). This order gives it k+ and q+ of
+    these four tokens out of 32 columns, so that `split_pairs` moves nothing between threads.
+    """
+    return 16 * (place >> 3) + 8 * (place & 1) + 2 * ((place >> 1) & 3)
+
+
+@triton.jit
+def pair_token(row):
+    """The token of a row of k+ and q+, see pair_row."""
+    return 8 * (row >> 4) + 2 * ((row >> 1) & 3) + ((row >> 3) & 1)
+
+
+@triton.jit
+def split_pairs(both, BV: tl.constexpr):
+    """[BV, 32] of k+ and q+ columns into two [BV, 16] in the order of tokens."""
+    both = tl.permute(tl.reshape(both, (BV, 2, 2, 4, 2)), (0, 1, 3, 2, 4))
+    return tl.split(tl.reshape(both, (BV, 16, 2)))
+
+
+@triton.jit
+def join_pairs(kp, qp):
+    """k+ and q+ [16, 128] into [32, 128] in the order of pair_row."""
+    both = tl.permute(tl.reshape(tl.join(kp, qp), (2, 4, 2, 128, 2)), (0, 2, 1, 4, 3))
+    return tl.reshape(both, (32, 128))
+
+
+@triton.jit
+def read_state(state, kq, v, inverse, outputs, BV: tl.constexpr):
+    """U [BV, 16] bf16 and O [BV, 16] fp32 from S [BV, 128] fp32: kq [128, 32] as join_pairs has it, transposed; v
+    [BV, 16] fp32; T Diag(beta) and M [16, 16] transposed."""
+    read, out = split_pairs(tl.dot(state.to(tl.bfloat16), kq), BV)
     residual = (v - read + 0.0).to(tl.bfloat16)
     u = (tl.dot(residual, inverse) + 0.0).to(tl.bfloat16)
     return u, tl.dot(u, outputs, out) + 0.0
