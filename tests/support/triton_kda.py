@@ -44,7 +44,7 @@ def layer_inputs(
     """Random inputs in bf16, as projections would give them; z is wide, so that many gates are near their floor."""
     rates = torch.rand(heads) * (2.7 if lower_bound is None else 1.0)
     made = KdaWeights(
-        conv=(torch.randn(3 * heads * D, 4) * 0.5).to(device),
+        conv=(torch.randn(4, 3 * heads * D) * 0.5).to(device),
         A_log=rates.to(device),
         dt_bias=torch.randn(heads, D).to(device),
         lower_bound=lower_bound,
@@ -139,7 +139,7 @@ def fp64_answer(layer: Layer, tokens: int) -> tuple[Tensor, Tensor]:
     heads, weights = layer.heads, layer.weights
     x = torch.cat((torch.zeros(3, layer.x.shape[1], dtype=torch.float64), layer.x[:tokens].double().cpu()))
     taps = weights.conv.double().cpu()
-    mixed = sum((x[i : i + tokens] * taps[:, i] for i in range(4)), torch.zeros(()))
+    mixed = sum((x[i : i + tokens] * taps[i] for i in range(4)), torch.zeros(()))
     mixed = (mixed * torch.sigmoid(mixed)).view(tokens, 3, heads, D)
     q, k = (part / (part.square().sum(-1, keepdim=True) + 1e-6).sqrt() for part in (mixed[:, 0], mixed[:, 1]))
     z = layer.z[:tokens].float().cpu().view(tokens, heads, D)
@@ -156,7 +156,7 @@ def twin_answer(layer: Layer, tokens: int) -> tuple[Tensor, Tensor, Tensor, Tens
     ring, grid = state.conv_ring.float(), state.conv_grid.float()
     start_slot(state, 0, layer)
     bounds: tuple[list[int], list[int], list[int]] = [0], [0, tokens], [0]
-    mixed = causal_conv(layer.x[:tokens].float().cpu(), weights.conv.cpu(), ring, grid, *bounds)
+    mixed = causal_conv(layer.x[:tokens].float().cpu(), weights.conv.t().contiguous().cpu(), ring, grid, *bounds)
     mixed = mixed.view(tokens, 3, heads, D)
     rows = state.open_rows
     opened = OpenRows(rows.k.float(), rows.v.float(), rows.g, rows.beta)

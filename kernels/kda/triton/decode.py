@@ -20,6 +20,7 @@ from forkpoint.kernels.kda.triton.tile_ops import (
     pair_row,
     pair_token,
     read_state,
+    shrunk_keys,
     tile_matrices,
 )
 
@@ -74,15 +75,16 @@ def factor_kernel(
         total = tl.cumsum(g, 0)
         at, row, column = n * H + head, place[:, None], place[None, :]
         ke, qe = grown_rows(k, q, total)
+        shrunk = shrunk_keys(k, total, TWO_REFERENCES)
         # Stores of one row or column out of a tile: a masked store moves no bit, a sum over zeros might.
         pairs = at * 4096 + pair_row(row) * 128 + key
         tl.store(kq_out + pairs, ke.to(tl.bfloat16), mask=(row <= newest) & (key >= 0))
         tl.store(kq_out + pairs + 128, qe.to(tl.bfloat16), mask=(row == newest) & (key >= 0))
         if newest == 15:
-            rest, decay = closing_factors(k, total, tl.sum(g, 0))
+            rest, decay = closing_factors(k, shrunk, total, tl.sum(g, 0), TWO_REFERENCES)
             tl.store(rest_out + at * 2048 + row * 128 + key, rest)
             tl.store(decay_out + at * 128 + tl.arange(0, 128), decay)
-        inverse, outputs = tile_matrices(k, q, ke, qe, total, beta, place, TWO_REFERENCES)
+        inverse, outputs = tile_matrices(k, q, ke, qe, shrunk, total, beta, place, TWO_REFERENCES)
         tl.store(inverse_out + at * 256 + row * 16 + column, inverse)
         tl.store(outputs_out + at * 16 + row + column * 0, outputs, mask=(row >= 0) & (column == newest))
 
@@ -166,12 +168,13 @@ def decode_kernel(
         q, k, g, beta = open_tile(q_new, k_open, g_open, beta_open, slot, n, head, newest, H)
         total = tl.cumsum(g, 0)
         ke, qe = grown_rows(k, q, total)
-        inverse, outputs = tile_matrices(k, q, ke, qe, total, beta, place, TWO_REFERENCES)
+        shrunk = shrunk_keys(k, total, TWO_REFERENCES)
+        inverse, outputs = tile_matrices(k, q, ke, qe, shrunk, total, beta, place, TWO_REFERENCES)
         kq = tl.trans(join_pairs(ke.to(tl.bfloat16), qe.to(tl.bfloat16)))
         u, out = read_state(state, kq, v, inverse, outputs, BV)
         tl.store(answer, out.to(o.dtype.element_ty), mask=(value >= 0) & is_newest[None, :])
         if newest == 15:
-            rest, decay = closing_factors(k, total, tl.sum(g, 0))
+            rest, decay = closing_factors(k, shrunk, total, tl.sum(g, 0), TWO_REFERENCES)
             state = tl.load(pool).to(tl.float32)
             tl.store(pool, fold(state, u, rest, decay, S.dtype.element_ty).to(S.dtype.element_ty))
     else:

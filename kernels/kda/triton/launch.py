@@ -27,13 +27,13 @@ class Shapes:
 
     row_block: int = 8
     row_warps: int = 8
-    prepare_warps: int = 4
+    prepare_warps: int = 2
     recur_values: int = 64
     recur_warps: int = 4
     recur_stages: int = 3
     decode_split: bool = True
     """Two kernels, see decode.py; factor_warps are the first one's."""
-    factor_warps: int = 4
+    factor_warps: int = 2
     decode_values: int = 64
     decode_warps: int = 4
 
@@ -46,7 +46,8 @@ class KdaWeights:
     """What the kernels read of a layer."""
 
     conv: Tensor
-    """[3 H 128, 4], channels of q, then k, then v; tap 3 multiplies the current token."""
+    """[4, 3 H 128] contiguous, taps first (the twin has them last): tap 3 multiplies the current token; channels of q,
+    then k, then v."""
     A_log: Tensor
     """[H] fp32."""
     dt_bias: Tensor

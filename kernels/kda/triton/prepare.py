@@ -4,7 +4,7 @@ import triton
 import triton.language as tl
 
 from forkpoint.kernels.kda.triton.rows import row_gates
-from forkpoint.kernels.kda.triton.tile_ops import closing_factors, grown_rows, pair_row, tile_matrices
+from forkpoint.kernels.kda.triton.tile_ops import closing_factors, grown_rows, pair_row, shrunk_keys, tile_matrices
 
 
 @triton.jit(do_not_specialize=["z_step"])
@@ -50,8 +50,9 @@ def prepare_kernel(
     cached = (slot * 16 + place) * H + head
     source = row * H + head
     before, fresh = cached[:, None] * 128 + key, source[:, None] * 128 + key
-    kept = tl.load(k_open + before, mask=old[:, None], other=0.0)
-    k = tl.where(old[:, None], kept, tl.load(k_new + fresh, mask=new[:, None], other=0.0)).to(tl.float32)
+    # The address is picked before the load; open rows and new ones have one dtype.
+    k_at = tl.where(old[:, None], k_open + before, k_new + fresh)
+    k = tl.load(k_at, mask=(old | new)[:, None], other=0.0).to(tl.float32)
     q = tl.load(q_new + fresh, mask=new[:, None], other=0.0).to(tl.float32)
     gates = row_gates(z, A_log, dt_bias, (row, z_step, new), head, lower_bound, BOUNDED)
     g = tl.where(new[:, None], gates, tl.load(g_open + before, mask=old[:, None], other=0))
@@ -62,13 +63,14 @@ def prepare_kernel(
     rows = at * 2048 + place[:, None] * 128 + key
     square = at * 256 + place[:, None] * 16 + place[None, :]
     ke, qe = grown_rows(k, q, total)
+    shrunk = shrunk_keys(k, total, TWO_REFERENCES)
     pairs = at * 4096 + pair_row(place)[:, None] * 128 + key
     tl.store(kq_out + pairs, ke.to(tl.bfloat16))
     tl.store(kq_out + pairs + 128, qe.to(tl.bfloat16))
-    rest, decay = closing_factors(k, total, last)
+    rest, decay = closing_factors(k, shrunk, total, last, TWO_REFERENCES)
     closes = tl.max(position, 0) < end
     tl.store(rest_out + rows, tl.where(closes, rest, tl.zeros_like(rest)))
     tl.store(decay_out + at * 128 + tl.arange(0, 128), tl.where(closes, decay, 1.0))
-    inverse, outputs = tile_matrices(k, q, ke, qe, total, beta, place, TWO_REFERENCES)
+    inverse, outputs = tile_matrices(k, q, ke, qe, shrunk, total, beta, place, TWO_REFERENCES)
     tl.store(inverse_out + square, inverse)
     tl.store(outputs_out + square, outputs)

@@ -56,8 +56,8 @@ def recur_kernel(
         position = origin + t * 16 + place
         old, new = (position < start)[None, :], ((position >= start) & (position < end))[None, :]
         row = ((first_row + position - start) * H + head)[None, :] * 128 + value
-        kept = tl.load(v_open + ((slot * 16 + place) * H + head)[None, :] * 128 + value, mask=old, other=0.0)
-        v = tl.where(old, kept, tl.load(v_new + row, mask=new, other=0.0)).to(tl.float32)
+        v_at = tl.where(old, v_open + ((slot * 16 + place) * H + head)[None, :] * 128 + value, v_new + row)
+        v = tl.load(v_at, mask=old | new, other=0.0).to(tl.float32)
         u, out = read_state(state, kq, v, inverse, outputs, BV)
         tl.store(o + row, out.to(o.dtype.element_ty), mask=new)
         state = fold(state, u, rest, decay, S.dtype.element_ty)

@@ -45,27 +45,29 @@ def row_gates(z, A_log, dt_bias, at, head, lower_bound, BOUNDED: tl.constexpr):
 
 @triton.jit
 def conv_silu(x, weight, ring, grid, at, channel, channels):
-    """silu(conv) [BR, 128] fp32 of the channels; `at` = (row, row stride, slot, position, start, live, alone).
+    """silu(conv) [BR, 128] fp32 of the channels; `at` = (row, row stride, slot, position, start, live, single).
 
-    Inputs before `start` come from the ring. Rows that are a sequence of their own (`alone`) write both tails: the
-    place that they write is not one of the three that they read, and no other program reads these channels.
+    Inputs before `start` come from the ring, at addresses picked before the load. With `single` rows write both tails:
+    the place that a row writes is not one of the three that it reads, and no other program reads these channels.
     """
-    row, stride, slot, position, start, live, alone = at
+    row, stride, slot, position, start, live, single = at
     column = channel[None, :]
-    closes = (alone & ((position & 15) == 15))[:, None]
     total = tl.zeros((row.shape[0], channel.shape[0]), tl.float32)
     for tap in tl.static_range(4):
         p = position - 3 + tap
-        new, old = (live & (p >= start))[:, None], (live & (p < start) & (p >= 0))[:, None]
-        fresh = tl.load(x + ((row - 3 + tap) * stride)[:, None] + column, mask=new, other=0.0)
         place = (slot * 4 + (p & 3))[:, None] * channels + column
-        kept = tl.load(ring + place, mask=old, other=0.0)
-        value = tl.where(new, fresh, kept)
-        if tap > 0:
-            tl.store(grid + (slot * 3 + tap - 1)[:, None] * channels + column, value, mask=closes)
-        if tap == 3:
-            tl.store(ring + place, value, mask=alone[:, None])
-        total += value.to(tl.float32) * tl.load(weight + channel * 4 + tap).to(tl.float32)[None, :]
+        source = x + ((row - 3 + tap) * stride)[:, None] + column
+        if tap < 3:
+            source = tl.where((p >= start)[:, None], source, ring + place)
+        value = tl.load(source, mask=(live & (p >= 0))[:, None], other=0.0)
+        if single != 0:
+            if tap > 0:
+                closes = (live & ((position & 15) == 15))[:, None]
+                tl.store(grid + (slot * 3 + tap - 1)[:, None] * channels + column, value, mask=closes)
+            if tap == 3:
+                tl.store(ring + place, value, mask=live[:, None])
+        taps = tl.load(weight + tap * channels + channel).to(tl.float32)
+        total = tl.fma(value.to(tl.float32), tl.broadcast_to(taps[None, :], total.shape), total)
     return total / (1.0 + tl.exp(-total))
 
 
@@ -117,14 +119,13 @@ def row_kernel(
     position = tl.load(facts + row * 3 + 1, mask=inside, other=0)
     start = tl.load(facts + row * 3 + 2, mask=inside, other=0)
     live = slot >= 0
-    alone = live & (single != 0)
-    at = (row, x_step.to(tl.int64) * 8, slot, position, start, live, alone)
+    at = (row, x_step.to(tl.int64) * 8, slot, position, start, live, single)
     channel, channels = head * 128 + key, H * 384
     q = conv_silu(x, weight, ring, grid, at, channel, channels)
     k = conv_silu(x, weight, ring, grid, at, H * 128 + channel, channels)
     v = conv_silu(x, weight, ring, grid, at, H * 256 + channel, channels)
     beta = sigmoid(tl.load(b + row * b_stride + head, mask=live, other=0.0).to(tl.float32))
-    to = tl.where(alone, slot * 16 + (position & 15), row) * H + head
+    to = tl.where(live & (single != 0), slot * 16 + (position & 15), row) * H + head
     place = to[:, None] * 128 + key[None, :]
     # Rounded here, so that a pool of fp32 rows holds the same numbers.
     normed_k = l2_normed(k).to(tl.bfloat16)
@@ -132,8 +133,9 @@ def row_kernel(
     tl.store(q_out + (row * H + head)[:, None] * 128 + key[None, :], normed_q, mask=live[:, None])
     tl.store(k_out + place, normed_k.to(k_out.dtype.element_ty), mask=live[:, None])
     tl.store(v_out + place, v.to(tl.bfloat16).to(v_out.dtype.element_ty), mask=live[:, None])
-    gate = row_gates(z, A_log, dt_bias, (row, z_step, alone), head, lower_bound, BOUNDED)
-    tl.store(g_out + place, gate, mask=alone[:, None])
+    if single != 0:
+        gate = row_gates(z, A_log, dt_bias, (row, z_step, live), head, lower_bound, BOUNDED)
+        tl.store(g_out + place, gate, mask=live[:, None])
     tl.store(beta_out + to, beta, mask=live)
 
 

@@ -48,9 +48,9 @@ def unit_upper_inverse(n, row, column):
 
 
 @triton.jit
-def one_reference(k, ke, qe, total):
-    """L^T and M^T [16, 16], unmasked, from k, k 2^G, q 2^G; G spans at most 124 binades."""
-    key = (k * gate_power(-total, 0.0) * (1.0 / ONE_SHIFT)).to(tl.bfloat16)
+def one_reference(shrunk, ke, qe):
+    """L^T and M^T [16, 16], unmasked, from k 2^-G, k 2^G, q 2^G; G spans at most 124 binades."""
+    key = (shrunk * (1.0 / ONE_SHIFT)).to(tl.bfloat16)
     lower = tl.dot(key, tl.trans((ke * ONE_SHIFT).to(tl.bfloat16)))
     outputs = tl.dot(key, tl.trans((qe * ONE_SHIFT).to(tl.bfloat16)))
     return lower, outputs
@@ -83,27 +83,34 @@ def grown_rows(k, q, total):
 
 
 @triton.jit
-def tile_matrices(k, q, ke, qe, total, beta, place, TWO_REFERENCES: tl.constexpr):
+def shrunk_keys(k, total, TWO_REFERENCES: tl.constexpr):
+    """k 2^-G [16, 128] fp32, where one reference holds it; else k, which nothing reads."""
+    return k if TWO_REFERENCES else k * gate_power(-total, 0.0)
+
+
+@triton.jit
+def tile_matrices(k, q, ke, qe, shrunk, total, beta, place, TWO_REFERENCES: tl.constexpr):
     """T Diag(beta) and M [16, 16], transposed, bf16.
 
-    k, q and grown_rows [16, 128] fp32, total [16, 128] int32 inclusive sums of log2 gates, beta [16], place =
-    arange(16); rows that do not exist are 0 (their gates too).
+    k, q, grown_rows and shrunk_keys [16, 128] fp32, total [16, 128] int32 inclusive sums of log2 gates, beta [16],
+    place = arange(16); rows that do not exist are 0 (their gates too).
     """
     row, column = place[:, None], place[None, :]
     if TWO_REFERENCES:
         lower, outputs = two_references(k, q, total, row, column)
     else:
-        lower, outputs = one_reference(k, ke, qe, total)
+        lower, outputs = one_reference(shrunk, ke, qe)
     outputs = tl.where(row <= column, outputs, 0.0).to(tl.bfloat16)
     inverse = unit_upper_inverse(tl.where(row < column, -(lower * beta[None, :]), 0.0), row, column)
     return (inverse * beta[:, None]).to(tl.bfloat16), outputs
 
 
 @triton.jit
-def closing_factors(k, total, last):
+def closing_factors(k, shrunk, total, last, TWO_REFERENCES: tl.constexpr):
     """k 2^(G_15 - G) [16, 128] bf16 and 2^G_15 [128] fp32 of a tile that closes; last = G_15 [128] int32."""
-    rest = (k * gate_power(last[None, :] - total, 0.0)).to(tl.bfloat16)
-    return rest, gate_power(last, 0.0)
+    decay = gate_power(last, 0.0)
+    rest = k * gate_power(last[None, :] - total, 0.0) if TWO_REFERENCES else shrunk * decay[None, :]
+    return rest.to(tl.bfloat16), decay
 
 
 @triton.jit
