@@ -1,9 +1,9 @@
 """KDA on a GPU: are decode's bits prefill's, how long does a layer take, and how long does fla take beside it.
 
-`python -m benchmarks.kda` on an H200, about four minutes; `--dry` runs every line with tiny shapes in Triton's
-interpreter, where times mean nothing. **Never run on a GPU yet**: only the dry run has been. Each case stands by
-itself: one that fails is printed and left out, and results are written after each. fla-core is used if it is there
-(`pip install fla-core==0.6.0`); its call starts from conv outputs, ours from conv inputs.
+`python -m benchmarks.kda` on an H200, about four minutes; `--dry` runs what needs no GPU (no graphs, profiles or peers)
+with tiny shapes in Triton's interpreter, where times mean nothing. **Never run on a GPU yet**: only the dry run has
+been. Each case stands by itself: one that fails is printed and left out, and results are written after each. fla is
+timed if fla-core 0.6.0 and einops can be imported; its call starts from conv outputs, ours from conv inputs.
 """
 
 import argparse
@@ -18,7 +18,7 @@ from dataclasses import asdict
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 if "--dry" in sys.argv:
     os.environ["TRITON_INTERPRET"] = "1"  # before anything imports triton
@@ -40,6 +40,8 @@ from benchmarks.record import RESULTS, Measurement, commit
 from forkpoint.clock import SystemClock
 from forkpoint.kernels.kda.triton.launch import PINNED, KdaState, Shapes, decode, prefill
 from forkpoint.kernels.kda.triton.plan import decode_facts, prefill_plan
+
+T = TypeVar("T")
 
 PREFILLS = {  # name: heads, lengths, target in ms
     "H96 T512": (96, [512], 0.19),
@@ -85,6 +87,14 @@ class Run:
         lines = [json.dumps({"benchmark": "kda", **asdict(row), **self.facts}) for row in self.rows]
         self.out.parent.mkdir(parents=True, exist_ok=True)
         self.out.write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+    def extra(self, name: str, act: Callable[[], T]) -> T | None:
+        """A peer or a profile: None if it fails, which must not cost the case its own figures."""
+        try:
+            return act()
+        except Exception as error:  # noqa: BLE001 (printed; see case)
+            print(f"{name}: {type(error).__name__}: {str(error)[:300]}", flush=True)
+            return None
 
     def milliseconds(self, act: Callable[[], object], repeats: int = 10) -> float:
         """Median of CUDA-event times after three warm calls."""
@@ -136,13 +146,11 @@ def equality(run: Run, gate: str, shapes: Shapes, name: str) -> list[Measurement
 
 
 def _fla_prefill(run: Run, inputs: Inputs, lengths: list[int]) -> float | None:
-    """fla's chunk_kda on rows of the same shape, norms, gate and beta included; None without fla."""
+    """fla's chunk_kda on rows of the same shape, norms, gate and beta included; None in a dry run."""
     if run.dry:
         return None
-    try:
-        from fla.ops.kda import chunk_kda
-    except ImportError:
-        return None
+    from fla.ops.kda import chunk_kda
+
     rows, heads = inputs.b.shape
     q, k, v = (inputs.x.view(rows, 3, heads, D)[None, :, i].contiguous() for i in range(3))
     bounds = torch.tensor([sum(lengths[:n]) for n in range(len(lengths) + 1)], device=run.device)
@@ -188,12 +196,12 @@ def prefill_case(run: Run, name: str) -> list[Measurement]:
     plan = prefill_plan(slots, bounds, starts, run.device)
     rows = inputs.rows(0, sum(lengths))
     ours = partial(prefill, *rows, inputs.weights, state, plan)
-    value, peer = run.milliseconds(ours), _fla_prefill(run, inputs, lengths)
+    value, peer = run.milliseconds(ours), run.extra("fla", partial(_fla_prefill, run, inputs, lengths))
     case = f"prefill {name}"
     results = [
         Measurement(case, "conv inputs to o, S", "ms", value, "fla chunk_kda" if peer else None, peer, None, target)
     ]
-    results += _kernel_times(run, ours, case)
+    results += run.extra("profile", partial(_kernel_times, run, ours, case)) or []
     if len(lengths) == 1:
         wanted = {(0, at): row for row, at in enumerate(range(16 if run.dry else 8192, lengths[0] + 1, 8192))}
         if wanted:
@@ -233,10 +241,8 @@ def _fla_decode(run: Run, inputs: Inputs, state: KdaState, batch: int) -> float 
     """fla's recurrent kernel over the same pool: it moves S on in place, so the state must be re-read by nobody."""
     if run.dry:
         return None
-    try:
-        from fla.ops.kda.fused_recurrent import fused_recurrent_kda_fwd
-    except ImportError:
-        return None
+    from fla.ops.kda.fused_recurrent import fused_recurrent_kda_fwd
+
     heads, weights = inputs.heads, inputs.weights
     q, k, v = (inputs.x[:batch].view(batch, 3, heads, D)[None, :, i].contiguous() for i in range(3))
     z, b = inputs.z[:batch].view(1, batch, heads, D), inputs.b[None, :batch]
@@ -257,6 +263,7 @@ def _fla_decode(run: Run, inputs: Inputs, state: KdaState, batch: int) -> float 
             "use_gate_in_kernel": True,
             "use_beta_sigmoid_in_kernel": True,
             "lower_bound": weights.lower_bound,
+            "out": torch.empty_like(v),
         }
         steps.append(partial(fused_recurrent_kda_fwd, q, k, v, z, b, **options))
     return run.microseconds(steps)
@@ -277,8 +284,9 @@ def decode_case(run: Run, batch: int, pool: torch.dtype, every_shape: bool) -> l
         if name == "pinned" or (every_shape and decodes):
             value = run.microseconds(_decode_steps(run, inputs, state, count, shapes))
             results.append(Measurement(f"{case}, {name}", "a layer", "us", value, None, None, floor, target))
-    results += _kernel_times(run, _decode_steps(run, inputs, state, count, PINNED)[0], case)
-    peer = _fla_decode(run, inputs, state, batch)
+    step = _decode_steps(run, inputs, state, count, PINNED)[0]
+    results += run.extra("profile", partial(_kernel_times, run, step, case)) or []
+    peer = run.extra("fla", partial(_fla_decode, run, inputs, state, batch))
     if peer is not None:
         results.append(Measurement(case, "fla recurrent, no conv", "us", peer, None, None, floor))
     return results
