@@ -39,8 +39,10 @@ def test_no_pinned_kernel_spills_or_uses_an_atomic(kernels: list[dict[str, Any]]
 
 
 def test_no_sum_is_fused_with_a_product(kernels: list[dict[str, Any]]) -> None:
-    """Else a function might round differently in each kernel that inlines it. The row kernel's conv asks for it; so does
-    the library's log2, in fma.rn.ftz, which this does not count."""
+    """Else a function might round differently in each kernel that inlines it.
+
+    The row kernel's conv asks for it; the library's log2 does too, in fma.rn.ftz, which this does not count.
+    """
     assert {kernel["kernel"] for kernel in kernels if kernel["fma_products"]} == {"row_kernel"}
 
 
