@@ -41,7 +41,7 @@ stubs-fresh: $(VENV)/.dev
 	$(BIN)/python -m tools.stubs --check
 
 test-gpu: $(VENV)/.dev
-	$(BIN)/python -m pytest -q tests/model tests/engine tests/exactness --device cuda
+	$(BIN)/python -m pytest -q tests/model tests/engine tests/exactness tests/triton --device cuda
 
 clean:
 	rm -rf $(VENV) build dist src/*.egg-info

@@ -1,0 +1,69 @@
+"""What the compiler makes of the KDA kernels for sm_90, without a GPU: registers, spills, kinds of product."""
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def kernels(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """Every kernel at its pinned shapes, compiled in a process of its own: this one may interpret them."""
+    if importlib.util.find_spec("triton") is None:
+        pytest.skip("triton is not installed: pip install triton==3.6.0 (640 MB, so not among the test packages)")
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    environment["PYTHONPATH"] = os.pathsep.join((str(ROOT / "src"), str(ROOT), environment.get("PYTHONPATH", "")))
+    environment["TRITON_CACHE_DIR"] = str(tmp_path_factory.mktemp("cache"))
+    call = [sys.executable, "-m", "tests.support.kda_compile"]
+    done = subprocess.run(call, capture_output=True, text=True, check=False, cwd=ROOT, env=environment)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def test_no_pinned_kernel_spills_or_uses_an_atomic(kernels: list[dict[str, Any]]) -> None:
+    assert {kernel["kernel"] for kernel in kernels} == {
+        *("row_kernel", "keep_kernel", "prepare_kernel", "recur_kernel"),
+        *("factor_kernel", "read_kernel", "decode_kernel"),
+    }
+    for kernel in kernels:
+        assert kernel["spill_bytes"] == 0, kernel
+        assert kernel["atomics"] == 0, kernel
+        assert 0 < kernel["registers"] <= 255, kernel
+
+
+def test_no_sum_is_fused_with_a_product(kernels: list[dict[str, Any]]) -> None:
+    """Else a function might round differently in each kernel that inlines it.
+
+    The row kernel's conv asks for it; the library's log2 does too, in fma.rn.ftz, which this does not count.
+    """
+    assert {kernel["kernel"] for kernel in kernels if kernel["fma_products"]} == {"row_kernel"}
+
+
+def test_products_with_the_state_are_wgmma_and_a_tiles_own_are_not(kernels: list[dict[str, Any]]) -> None:
+    for kernel in kernels:
+        name = kernel["kernel"]
+        if name in ("recur_kernel", "read_kernel"):
+            assert kernel["wgmma"] > 0 and kernel["mma"] == 0, kernel
+        elif name in ("prepare_kernel", "factor_kernel"):
+            assert kernel["wgmma"] == 0 and kernel["mma"] > 0, kernel
+        elif name in ("row_kernel", "keep_kernel"):
+            assert kernel["wgmma"] == kernel["mma"] == 0, kernel
+
+
+def test_the_serial_pass_loads_ahead(kernels: list[dict[str, Any]]) -> None:
+    (recur,) = [kernel for kernel in kernels if kernel["kernel"] == "recur_kernel"]
+    assert recur["async_copies"] > 0
+    # Two programs must fit a multiprocessor, or half of its time nothing hides the waits.
+    assert recur["shared_bytes"] <= 113 * 1024 and recur["registers"] * recur["warps"] * 32 <= 32 * 1024
+
+
+def test_decode_leaves_room_for_many_reads_of_the_state(kernels: list[dict[str, Any]]) -> None:
+    (read,) = [kernel for kernel in kernels if kernel["kernel"] == "read_kernel"]
+    assert read["shared_bytes"] <= 56 * 1024 and read["registers"] * read["warps"] * 32 <= 16 * 1024
