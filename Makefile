@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: demo test check lint types stubs stubs-fresh test-gpu clean
+.PHONY: demo test check lint types stubs stubs-fresh test-triton test-gpu clean
 
 $(VENV)/.runtime: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -39,6 +39,11 @@ stubs: $(VENV)/.dev
 
 stubs-fresh: $(VENV)/.dev
 	$(BIN)/python -m tools.stubs --check
+
+# Triton is 640 MB, so it is not among the test packages.
+test-triton: $(VENV)/.dev
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check 'triton==3.6.0'
+	$(BIN)/python -m pytest -q tests/triton
 
 test-gpu: $(VENV)/.dev
 	$(BIN)/python -m pytest -q tests/model tests/engine tests/exactness tests/triton --device cuda
