@@ -1,5 +1,6 @@
 """Who is on the engine: admits waiting sessions, parks idle ones, drops fork images when room is short."""
 
+import asyncio
 import logging
 from collections.abc import Iterable
 
@@ -36,6 +37,7 @@ class Residents:
         self._images = images
         self._room_for: dict[SessionName, int] = {}
         """Sessions whose activation has not taken its slot yet, with the pages it may take."""
+        self._activations: set[asyncio.Task[None]] = set()
 
     def idle(self) -> list[Idle[SessionName]]:
         """Resident sessions that want nothing now."""
@@ -125,7 +127,15 @@ class Residents:
     def _begin(self, live: LiveSession) -> None:
         live.place = Place.RESTORING
         self._room_for[live.name] = pages_for(live.head + 1)
-        self._core.tasks.spawn(self._activate(live), f"activate {live.name}")
+        task = self._core.tasks.spawn(self._activate(live), f"activate {live.name}")
+        self._activations.add(task)
+        task.add_done_callback(self._activations.discard)
+
+    async def settled(self) -> None:
+        """Until no activation runs, also of sessions that left meanwhile: cut off, it would leave a sequence that
+        nobody has."""
+        while self._activations:
+            await asyncio.wait(self._activations)
 
     async def _activate(self, live: LiveSession) -> None:
         """Bring the session's state onto the engine."""

@@ -54,6 +54,7 @@ class Shutdown:
                 self._end_streams()
                 await self._images.clear()
                 await self._checkpoint(list(core.lives.values()))
+                await self._residents.settled()
         except TimeoutError:
             log.warning("not every session was checkpointed in time: the log has what is missing")
             self._end_streams()

@@ -1,6 +1,7 @@
 """Readers: re-attach by position, slow ones, those that leave."""
 
 import asyncio
+import threading
 from dataclasses import replace
 
 import pytest
@@ -174,6 +175,29 @@ async def test_a_follower_of_a_deleted_session_is_told(node: Running) -> None:
     with pytest.raises(NotFoundError):
         async with asyncio.timeout(5):
             await anext(follower)
+
+
+async def test_a_session_deleted_while_it_comes_onto_the_engine_leaves_no_sequence_behind_at_the_stop(
+    node: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, deleted, create = threading.Event(), threading.Event(), node.engine.create
+
+    def slow() -> int:
+        begun.set()
+        deleted.wait(5)
+        return create()
+
+    monkeypatch.setattr(node.engine, "create", slow)
+    name = await node.session("s")
+    await node.append(name, PROMPT)
+    await until(begun.is_set)
+    await node.node.delete_session(name, None)
+    stop = background(node.stop())
+    await asyncio.sleep(0.2)
+    deleted.set()
+    await stop
+    await asyncio.sleep(0.1)
+    assert node.engine.sequences == {}
 
 
 async def test_every_stream_begins_with_started_and_ends_with_finished(node: Running) -> None:
