@@ -19,11 +19,14 @@ $(VENV)/.dev: $(VENV)/.runtime
 demo: $(VENV)/.runtime
 	$(BIN)/forkpoint demo
 
+# Two workers for two cores; a file stays with one worker, so that its servers are started once.
+TEST := $(BIN)/python -m pytest -q -n 2 --dist loadfile
+
 test: $(VENV)/.dev
-	$(BIN)/python -m pytest -q
+	$(TEST)
 
 check: $(VENV)/.dev lint types stubs-fresh
-	$(BIN)/python -m pytest -q
+	$(TEST)
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
