@@ -23,7 +23,10 @@ def make_engine(tiny: tuple[ModelConfig, Mapping[str, Tensor]], device: torch.de
     """Makes engines with given pool sizes."""
 
     def make(slots: int = 4, pages: int = 16, sabotage: str | None = None) -> TorchEngine:
-        return random_engine(*tiny, device, slots=slots, pages=pages, sabotage=sabotage)
+        config, weights = tiny
+        # Copies: some tests damage their engine's weights.
+        own = {name: tensor.clone() for name, tensor in weights.items()}
+        return random_engine(config, own, device, slots=slots, pages=pages, sabotage=sabotage)
 
     return make
 
