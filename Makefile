@@ -19,8 +19,8 @@ $(VENV)/.dev: $(VENV)/.runtime
 demo: $(VENV)/.runtime
 	$(BIN)/forkpoint demo
 
-# Two workers for two cores; a file stays with one worker, so that its servers are started once.
-TEST := $(BIN)/python -m pytest -q -n 2 --dist loadfile
+# `make test WORKERS=2` takes half the time; a file stays with one worker, so that its servers are started once.
+TEST := $(BIN)/python -m pytest -q $(if $(WORKERS),-n $(WORKERS) --dist loadfile)
 
 test: $(VENV)/.dev
 	$(TEST)
