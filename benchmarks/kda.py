@@ -280,7 +280,7 @@ def decode_case(run: Run, batch: int, pool: torch.dtype, every_shape: bool) -> l
         target, floor = {64: 90.0}.get(batch, target / 2), floor / 2
     results = []
     for name, shapes in variants():
-        decodes = name.startswith(("pinned", "prepare", "read", "fused"))
+        decodes = name.startswith(("pinned", "prepare", "read"))
         if name == "pinned" or (every_shape and decodes):
             value = run.microseconds(_decode_steps(run, inputs, state, count, shapes))
             results.append(Measurement(f"{case}, {name}", "a layer", "us", value, None, None, floor, target))

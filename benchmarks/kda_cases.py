@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from forkpoint.kernels.kda.naive import kda_gate, recurrent_kda
-from forkpoint.kernels.kda.tile import OpenRows
-from forkpoint.kernels.kda.triton.launch import PINNED, KdaState, KdaWeights, Shapes, decode, prefill
+from forkpoint.kernels.kda.triton.launch import PINNED, KdaState, KdaWeights, OpenFactors, Shapes, decode, prefill
 from forkpoint.kernels.kda.triton.plan import decode_facts, prefill_plan
 
 D = 128
@@ -56,11 +55,13 @@ def make_state(slots: int, heads: int, device: torch.device, pool: torch.dtype =
 
     return KdaState(
         S=(noise(heads, D, D) * 0.1).to(pool),
-        open_rows=OpenRows(
-            k=noise(16, heads, D) * D**-0.5,
+        opened=OpenFactors(
+            left=noise(16, heads, D) * D**-0.5,
+            right=noise(16, heads, D) * D**-0.5,
             v=noise(16, heads, D),
-            g=-torch.randint(0, 1 << 22, (slots, 16, heads, D), device=device, dtype=torch.int32),
             beta=torch.rand(slots, 16, heads, device=device),
+            total=-torch.randint(0, 1 << 24, (slots, heads, D), device=device, dtype=torch.int32),
+            reference=torch.zeros((slots, heads, D), device=device, dtype=torch.int32),
         ),
         conv_ring=noise(4, 3 * heads * D),
         conv_grid=noise(3, 3 * heads * D),
@@ -70,16 +71,12 @@ def make_state(slots: int, heads: int, device: torch.device, pool: torch.dtype =
 def variants() -> Iterator[tuple[str, Shapes]]:
     """Block shapes that a tuned table might choose; each must give the pinned shapes' bits."""
     yield "pinned", PINNED
-    for warps in (1, 4):
-        yield f"prepare and factor, {warps} warps", replace(PINNED, prepare_warps=warps, factor_warps=warps)
-    for values, warps, stages in ((64, 4, 2), (64, 4, 4), (128, 8, 3), (32, 4, 3)):
+    yield "prepare and step, 2 warps", replace(PINNED, prepare_warps=2, step_warps=2)
+    for values, warps, stages in ((64, 4, 2), (64, 4, 4), (128, 8, 3), (32, 4, 3), (32, 2, 3)):
         name = f"recur BV {values}, {warps} warps, {stages} stages"
         yield name, replace(PINNED, recur_values=values, recur_warps=warps, recur_stages=stages)
     for values, warps in ((32, 2), (32, 4), (128, 8)):
-        yield f"read BV {values}, {warps} warps", replace(PINNED, decode_values=values, decode_warps=warps)
-    for values, warps in ((64, 4), (128, 8)):
-        name = f"fused BV {values}, {warps} warps"
-        yield name, replace(PINNED, decode_split=False, decode_values=values, decode_warps=warps)
+        yield f"read BV {values}, {warps} warps", replace(PINNED, read_values=values, read_warps=warps)
 
 
 def prefill_then_decode(inputs: Inputs, prompt: int, shapes: Shapes) -> tuple[Tensor, Tensor]:

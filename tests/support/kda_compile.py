@@ -17,19 +17,16 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from forkpoint.kernels.kda.triton.decode import decode_kernel, factor_kernel, read_kernel
+from forkpoint.kernels.kda.triton.decode import read_kernel, step_kernel
 from forkpoint.kernels.kda.triton.launch import PINNED, Shapes
 from forkpoint.kernels.kda.triton.prepare import prepare_kernel
 from forkpoint.kernels.kda.triton.recur import recur_kernel
-from forkpoint.kernels.kda.triton.rows import keep_kernel, row_kernel
 
 TARGET = GPUTarget("cuda", 90, 32)
-INT32 = {"facts", "tiles", "sequences", "g_new", "g_open", "g_out"}
-FP32 = {"weight", "A_log", "dt_bias", "beta_out", "beta_new", "beta_open", "decay_in", "decay_out", "checkpoints", "S"}
-SCALARS = dict.fromkeys(("count", "single", "x_step", "z_step", "x_stride", "b_stride"), "i32") | {
-    "lower_bound": "fp32",
-    "scale": "fp32",
-}
+INT32 = {"facts", "tiles", "sequences", "total_open", "reference_open", "total_kept", "reference_kept"}
+FP32 = {"weight", "A_log", "dt_bias", "beta_open", "decay_in", "decay_out", "checkpoints", "S"}
+SCALARS = dict.fromkeys(("x_stride", "z_stride", "b_stride"), "i32") | {"lower_bound": "fp32", "scale": "fp32"}
+STRIDES = ("x_stride", "z_stride")
 HEADS = 96
 
 
@@ -45,7 +42,8 @@ class Compiled:
     shared_bytes: int
     wgmma: int
     mma: int
-    fma_products: bool
+    fused: int
+    """Fused multiply-adds of fp32."""
     async_copies: int
     atomics: int
     barriers: int
@@ -75,7 +73,7 @@ def _ptxas(ptx: str) -> str:
 def compiled(kernel: Any, shape: str, warps: int, **constants: Any) -> Compiled:
     """Compile one kernel; pointers and strides count as multiples of 16, as an allocator gives them."""
     signature = _signature(kernel, constants)
-    aligned = [i for i, (name, kind) in enumerate(signature.items()) if kind.startswith("*")]
+    aligned = [i for i, (name, kind) in enumerate(signature.items()) if kind.startswith("*") or name in STRIDES]
     attributes = {(i,): [["tt.divisibility", 16]] for i in aligned}
     source = ASTSource(kernel, signature, constexprs=constants, attrs=attributes)
     result = triton.compile(source, target=TARGET, options={"num_warps": warps, "enable_fp_fusion": False})
@@ -92,61 +90,46 @@ def compiled(kernel: Any, shape: str, warps: int, **constants: Any) -> Compiled:
         shared_bytes=result.metadata.shared,
         wgmma=len(re.findall(r"wgmma\.mma_async", ptx)),
         mma=len(re.findall(r"mma\.sync\.aligned", ptx)),
-        fma_products=bool(re.search(r"\bfma\.rn\.f32", ptx)),
+        fused=len(re.findall(r"\bfma\.rn\.f32", ptx)),
         async_copies=len(re.findall(r"cp\.async\.c[ag]", ptx)),
         atomics=len(re.findall(r"\b(?:atom|red)\.(?:global|shared)", ptx)),
         barriers=len(re.findall(r"\bbar\.sync", ptx)),
     )
 
 
+def _recur(values: int, warps: int, stages: int) -> Compiled:
+    return compiled(recur_kernel, f"BV={values} ST={stages}", warps, H=HEADS, BV=values, STAGES=stages)
+
+
+def _read(values: int, warps: int) -> Compiled:
+    return compiled(read_kernel, f"BV={values}", warps, H=HEADS, BV=values, OF_SLOTS=True)
+
+
+def _rows(kernel: Any, warps: int) -> list[Compiled]:
+    """Bounded with one reference, softplus with two."""
+    return [
+        compiled(kernel, f"TWO={two}", warps, H=HEADS, BOUNDED=not two, TWO_REFERENCES=two) for two in (False, True)
+    ]
+
+
 def pinned(shapes: Shapes = PINNED) -> list[Compiled]:
     """Every kernel as launch.py launches it."""
-    rows: dict[str, Any] = {"H": HEADS, "BR": shapes.row_block}
-    out = [
-        compiled(row_kernel, f"BOUNDED={bounded}", shapes.row_warps, BOUNDED=bounded, **rows)
-        for bounded in (True, False)
+    return [
+        *_rows(prepare_kernel, shapes.prepare_warps),
+        *_rows(step_kernel, shapes.step_warps),
+        _read(shapes.read_values, shapes.read_warps),
+        _recur(shapes.recur_values, shapes.recur_warps, shapes.recur_stages),
     ]
-    out.append(compiled(keep_kernel, "", 4, H=HEADS, BOUNDED=True))
-    for two in (False, True):
-        name = f"TWO={two}"
-        out.append(compiled(prepare_kernel, name, shapes.prepare_warps, H=HEADS, BOUNDED=not two, TWO_REFERENCES=two))
-        out.append(compiled(factor_kernel, name, shapes.factor_warps, H=HEADS, TWO_REFERENCES=two))
-        blocks = f"BV={shapes.decode_values} {name}"
-        fused: dict[str, Any] = {"H": HEADS, "BV": shapes.decode_values, "TWO_REFERENCES": two}
-        out.append(compiled(decode_kernel, blocks, shapes.decode_warps, **fused))
-    out.append(
-        compiled(read_kernel, f"BV={shapes.decode_values}", shapes.decode_warps, H=HEADS, BV=shapes.decode_values)
-    )
-    out.append(
-        compiled(
-            recur_kernel,
-            f"BV={shapes.recur_values} ST={shapes.recur_stages}",
-            shapes.recur_warps,
-            H=HEADS,
-            BV=shapes.recur_values,
-            STAGES=shapes.recur_stages,
-        )
-    )
-    return out
 
 
 def others() -> list[Compiled]:
     """Shapes that a tuning session would try."""
-    out = [
-        compiled(prepare_kernel, f"TWO={two}", warps, H=HEADS, BOUNDED=not two, TWO_REFERENCES=two)
-        for warps in (1, 4)
-        for two in (False, True)
+    return [
+        *_rows(prepare_kernel, 2),
+        *_rows(step_kernel, 2),
+        *(_read(*shape) for shape in ((16, 1), (32, 1), (32, 2), (32, 4), (64, 2), (128, 4), (128, 8))),
+        *(_recur(*shape) for shape in ((32, 2, 3), (32, 1, 3), (32, 4, 3), (64, 4, 2), (64, 4, 4), (128, 8, 3))),
     ]
-    for warps in (1, 4):
-        out += [compiled(factor_kernel, f"TWO={two}", warps, H=HEADS, TWO_REFERENCES=two) for two in (False, True)]
-    for values, warps in ((16, 1), (32, 1), (32, 2), (32, 4), (64, 2), (128, 4), (128, 8)):
-        out.append(compiled(read_kernel, f"BV={values}", warps, H=HEADS, BV=values))
-    for values, warps in ((32, 4), (64, 4), (128, 8)):
-        for two in (False, True):
-            out.append(compiled(decode_kernel, f"BV={values} TWO={two}", warps, H=HEADS, BV=values, TWO_REFERENCES=two))
-    for values, warps, stages in ((32, 2, 3), (32, 4, 3), (64, 4, 2), (64, 4, 4), (128, 8, 3)):
-        out.append(compiled(recur_kernel, f"BV={values} ST={stages}", warps, H=HEADS, BV=values, STAGES=stages))
-    return out
 
 
 def main() -> None:

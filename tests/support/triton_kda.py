@@ -9,13 +9,13 @@ from torch import Tensor
 from forkpoint.kernels.conv.naive import causal_conv
 from forkpoint.kernels.elementwise import sigmoid
 from forkpoint.kernels.kda.naive import OpenRows, kda_gate, recurrent_kda, tile_kda
-from forkpoint.kernels.kda.triton.launch import PINNED, KdaState, KdaWeights, Shapes, decode, prefill
+from forkpoint.kernels.kda.triton.launch import PINNED, KdaState, KdaWeights, OpenFactors, Shapes, decode, prefill
 from forkpoint.kernels.kda.triton.plan import decode_facts, prefill_plan
 from forkpoint.kernels.norm.naive import l2_norm
 from tests.support.kernels import POISON_GATE
 
 D = 128
-SHAPES = replace(PINNED, row_block=16, row_warps=8, recur_values=128, recur_warps=8, decode_values=128, decode_warps=8)
+SHAPES = replace(PINNED, recur_values=128, recur_warps=8, read_values=128, read_warps=8)
 """Few programs: each costs the interpreter tens of milliseconds."""
 
 
@@ -64,22 +64,19 @@ def poisoned_state(slots: int, heads: int, device: torch.device, pool: torch.dty
     def nan(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
         return torch.full((slots, *shape), math.nan, dtype=dtype, device=device)
 
+    opened = OpenFactors.empty(slots, heads, device)
+    for tensor in vars(opened).values():
+        tensor.fill_(POISON_GATE if tensor.dtype == torch.int32 else math.nan)
     return KdaState(
         S=nan(heads, D, D, dtype=pool),
-        open_rows=OpenRows(
-            k=nan(16, heads, D),
-            v=nan(16, heads, D),
-            g=torch.full((slots, 16, heads, D), POISON_GATE, dtype=torch.int32, device=device),
-            beta=nan(16, heads, dtype=torch.float32),
-        ),
+        opened=opened,
         conv_ring=nan(4, 3 * heads * D),
         conv_grid=nan(3, 3 * heads * D),
     )
 
 
 def tensors_of(state: KdaState) -> tuple[Tensor, ...]:
-    rows = state.open_rows
-    return state.S, rows.k, rows.v, rows.g, rows.beta, state.conv_ring, state.conv_grid
+    return state.S, *vars(state.opened).values(), state.conv_ring, state.conv_grid
 
 
 def start_slot(state: KdaState, slot: int, layer: Layer) -> None:
@@ -123,8 +120,7 @@ def feed_decode(state: KdaState, tokens: list[tuple[int, Layer, int]], shapes: S
 
 
 def clone_state(state: KdaState) -> KdaState:
-    rows = state.open_rows
-    opened = OpenRows(rows.k.clone(), rows.v.clone(), rows.g.clone(), rows.beta.clone())
+    opened = OpenFactors(**{name: tensor.clone() for name, tensor in vars(state.opened).items()})
     return KdaState(state.S.clone(), opened, state.conv_ring.clone(), state.conv_grid.clone())
 
 
@@ -158,8 +154,8 @@ def twin_answer(layer: Layer, tokens: int) -> tuple[Tensor, Tensor, Tensor, Tens
     bounds: tuple[list[int], list[int], list[int]] = [0], [0, tokens], [0]
     mixed = causal_conv(layer.x[:tokens].float().cpu(), weights.conv.t().contiguous().cpu(), ring, grid, *bounds)
     mixed = mixed.view(tokens, 3, heads, D)
-    rows = state.open_rows
-    opened = OpenRows(rows.k.float(), rows.v.float(), rows.g, rows.beta)
+    rows = torch.full((1, 16, heads, D), math.nan)
+    opened = OpenRows(rows, rows.clone(), torch.full_like(rows, POISON_GATE, dtype=torch.int32), rows[..., 0].clone())
     z = layer.z[:tokens].float().cpu().view(tokens, heads, D)
     o = tile_kda(
         l2_norm(mixed[:, 0]) * D**-0.5,

@@ -1,1 +1,1 @@
-"""KDA on a GPU: Triton twins of tile.py and conv/naive.py. Not dispatched yet: launch.py is what a layer would call."""
+"""KDA on a GPU: Triton twins of tile.py and conv/naive.py; launch.py is what a layer calls."""

@@ -1,99 +1,151 @@
-"""Decode: one new row a sequence. The open tile is formed again from its cached rows, with prefill's functions.
+"""Decode: one new row a sequence. Its factors join the open tile's, and the tile's algebra is formed again from them.
 
-The row kernel has put the new row into the slot's open rows. Nothing of the tile's algebra is cached between steps: the
-open rows are a quarter of S in bytes (k, v bf16, gates int32), and a step reads those that exist. S is written only
-when the tile closes. Two forms with equal bits; a GPU has to say which is faster:
-
-- split: factor_kernel once a head, then read_kernel a block of values. 2.4 KB a head on average pass between them, and
-  the second one keeps few registers, so that many reads of S are in flight;
-- fused: decode_kernel alone. Every block of values makes the factors again; they need all registers there are.
+S is written only when the tile closes. step_kernel once a head, then read_kernel a block of values: the second one
+keeps few registers, so that many reads of S are in flight.
 """
 
 import triton
 import triton.language as tl
 
+from forkpoint.kernels.kda.triton.rows import conv_silu, load_taps, row_factors, sigmoid
 from forkpoint.kernels.kda.triton.tile_ops import (
     closing_factors,
     fold,
-    grown_rows,
-    join_pairs,
-    pair_row,
     pair_token,
     read_state,
-    shrunk_keys,
     tile_matrices,
+    unreferenced,
 )
 
 
 @triton.jit
-def open_tile(q_new, k_open, g_open, beta_open, slot, n, head, newest, H: tl.constexpr):
-    """q, k, gates [16, 128] and beta [16] of the open tile; q has the newest row only, no query is asked twice."""
-    place, key = tl.arange(0, 16), tl.arange(0, 128)
-    exists = place <= newest
-    cached = (slot * 16 + place) * H + head
-    rows = cached[:, None] * 128 + key[None, :]
-    k = tl.load(k_open + rows, mask=exists[:, None], other=0.0).to(tl.float32)
-    g = tl.load(g_open + rows, mask=exists[:, None], other=0)
-    beta = tl.load(beta_open + cached, mask=exists, other=0.0)
-    query = tl.load(q_new + (n * H + head) * 128 + key).to(tl.float32)
-    return tl.where((place == newest)[:, None], query[None, :], 0.0), k, g, beta
+def step_conv(x, weight, ring, grid, slot, position, channel, channels):
+    """silu(conv) [128] fp32 of the new row, whose input joins the conv's tails.
+
+    The place of the ring that it takes is not one of the three that are read, and no other program has these channels.
+    """
+    taps = load_taps(weight, channel, channels)
+    at = ring + slot * 4 * channels + channel
+    exists = channel >= 0
+    third = tl.load(at + ((position - 3) & 3) * channels, mask=(position >= 3) & exists, other=0.0)
+    second = tl.load(at + ((position - 2) & 3) * channels, mask=(position >= 2) & exists, other=0.0)
+    last = tl.load(at + ((position - 1) & 3) * channels, mask=(position >= 1) & exists, other=0.0)
+    now = tl.load(x + channel)
+    tl.store(at + (position & 3) * channels, now)
+    if (position & 15) == 15:
+        to = grid + slot * 3 * channels + channel
+        tl.store(to, second)
+        tl.store(to + channels, last)
+        tl.store(to + 2 * channels, now)
+    return conv_silu(third.to(tl.float32), second.to(tl.float32), last.to(tl.float32), now.to(tl.float32), taps)
 
 
 @triton.jit
-def open_values(v_open, slot, head, newest, value, H: tl.constexpr):
-    """v [BV, 16] fp32 of the open tile."""
-    place = tl.arange(0, 16)
-    at = ((slot * 16 + place) * H + head)[None, :] * 128 + value
-    return tl.load(v_open + at, mask=(place <= newest)[None, :], other=0.0).to(tl.float32)
-
-
-@triton.jit
-def factor_kernel(
+def step_kernel(
     facts,
-    q_new,
-    k_open,
-    g_open,
+    x,
+    z,
+    b,
+    weight,
+    A_log,
+    dt_bias,
+    ring,
+    grid,
+    left_open,
+    right_open,
+    v_open,
     beta_open,
-    kq_out,
+    total_open,
+    reference_open,
+    query_out,
+    keys_out,
     inverse_out,
     outputs_out,
     rest_out,
     decay_out,
+    x_stride,
+    z_stride,
+    b_stride,
+    lower_bound,
+    scale,
     H: tl.constexpr,
+    BOUNDED: tl.constexpr,
     TWO_REFERENCES: tl.constexpr,
 ):
-    """Grid (H, N), facts [N, 3] int32: slot, position, position. Writes at n * H + head: k+ and q+ [32, 128] (those
-    that exist; pair_row), T Diag(beta) transposed [16, 16], the newest row of M [16], and, of a tile that closes, k
-    2^(G_15 - G) and 2^G_15.
+    """Grid (H, N), one warp. facts [N, 2] int32: slot, position; x [N, 3 H 128], z [N, H 128], b [N, H].
+
+    Puts the row into the slot's open tile and conv tails, and writes at n * H + head: q+ [128], T Diag(beta) transposed
+    [16, 16], the newest row of M [16]; with two references k+ [16, 128], which else are the left factors; and of a tile
+    that closes k 2^(G_15 - G) and 2^G_15. Slots below 0 do nothing.
     """
     head, n = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
-    slot = tl.load(facts + n * 3).to(tl.int64)
-    newest = tl.load(facts + n * 3 + 1) & 15
+    slot = tl.load(facts + n * 2).to(tl.int64)
+    position = tl.load(facts + n * 2 + 1)
+    newest = position & 15
     if slot >= 0:
-        place, key = tl.arange(0, 16), tl.arange(0, 128)[None, :]
-        q, k, g, beta = open_tile(q_new, k_open, g_open, beta_open, slot, n, head, newest, H)
-        total = tl.cumsum(g, 0)
-        at, row, column = n * H + head, place[:, None], place[None, :]
-        ke, qe = grown_rows(k, q, total)
-        shrunk = shrunk_keys(k, total, TWO_REFERENCES)
-        # Stores of one row or column out of a tile: a masked store moves no bit, a sum over zeros might.
-        pairs = at * 4096 + pair_row(row) * 128 + key
-        tl.store(kq_out + pairs, ke.to(tl.bfloat16), mask=(row <= newest) & (key >= 0))
-        tl.store(kq_out + pairs + 128, qe.to(tl.bfloat16), mask=(row == newest) & (key >= 0))
-        if newest == 15:
-            rest, decay = closing_factors(k, shrunk, total, tl.sum(g, 0), TWO_REFERENCES)
-            tl.store(rest_out + at * 2048 + row * 128 + key, rest)
-            tl.store(decay_out + at * 128 + tl.arange(0, 128), decay)
-        inverse, outputs = tile_matrices(k, q, ke, qe, shrunk, total, beta, place, TWO_REFERENCES)
+        key, place = tl.arange(0, 128), tl.arange(0, 16)
+        channel, channels = head * 128 + key, H * 384
+        row, column = place[:, None], place[None, :]
+        at, own = n * H + head, slot * H + head
+        total = tl.load(total_open + own * 128 + key, mask=(newest > 0) & (key >= 0), other=0)
+        reference = tl.load(reference_open + own * 128 + key, mask=(newest > 8) & (key >= 0), other=0)
+        gate = (tl.load(dt_bias + channel), tl.exp(tl.load(A_log + head)), lower_bound, scale)
+        line = x + n * x_stride
+        q = step_conv(line, weight, ring, grid, slot, position, channel, channels)
+        k = step_conv(line, weight, ring, grid, slot, position, H * 128 + channel, channels)
+        v = step_conv(line, weight, ring, grid, slot, position, H * 256 + channel, channels)
+        raw = tl.load(z + n * z_stride + channel).to(tl.float32)
+        left_k, query, right_k, total, reference = row_factors(
+            q, k, raw, total, reference, newest, gate, TWO_REFERENCES, BOUNDED
+        )
+        to = ((slot * 16 + newest) * H + head) * 128 + key
+        tl.store(left_open + to, left_k)
+        tl.store(right_open + to, right_k)
+        tl.store(v_open + to, v.to(tl.bfloat16))
+        tl.store(beta_open + (slot * 16 + newest) * H + head, sigmoid(tl.load(b + n * b_stride + head).to(tl.float32)))
+        tl.store(total_open + own * 128 + key, total)
+        if TWO_REFERENCES:
+            tl.store(reference_open + own * 128 + key, reference, mask=(newest == 8) & (key >= 0))
+        tl.store(query_out + at * 128 + key, query)
+        # From memory rather than registers: a row's layout is not a tile's, and to turn it there takes more of both.
+        tl.debug_barrier()
+        rows = (slot * 16 + place) * H + head
+        exists, keys = place <= newest, key >= 0
+        across = rows[None, :] * 128 + key[:, None]
+        left = tl.load(left_open + across, mask=exists[None, :] & keys[:, None], other=0.0)
+        is_new = (column == newest) & keys[:, None]
+        queries = tl.load(query_out + at * 128 + key[:, None] + column * 0, mask=is_new, other=0.0)
+        cached = rows[:, None] * 128 + key[None, :]
+        right = tl.load(right_open + cached, mask=exists[:, None] & keys[None, :], other=0.0)
+        beta = tl.load(beta_open + rows, mask=exists, other=0.0)
+        inverse, outputs = tile_matrices(left, queries, right, beta, reference, place, TWO_REFERENCES)
         tl.store(inverse_out + at * 256 + row * 16 + column, inverse)
+        # One column out of the tile by a masked store: it moves no bit, a sum over zeros might.
         tl.store(outputs_out + at * 16 + row + column * 0, outputs, mask=(row >= 0) & (column == newest))
+        if TWO_REFERENCES:
+            plus = unreferenced(
+                tl.load(left_open + cached, mask=exists[:, None] & keys[None, :], other=0.0), reference, row
+            )
+            target = ((n * 16 + row) * H + head) * 128 + key[None, :]
+            tl.store(keys_out + target, plus, mask=(row <= newest) & keys[None, :])
+            only = tl.load(
+                query_out + at * 128 + key[None, :] + row * 0, mask=(row == newest) & keys[None, :], other=0.0
+            )
+            tl.debug_barrier()
+            plus = unreferenced(only, reference, row)
+            tl.store(query_out + at * 128 + key[None, :] + row * 0, plus, mask=(row == newest) & keys[None, :])
+        if newest == 15:
+            rest, decay = closing_factors(right, total, reference, row, TWO_REFERENCES)
+            tl.store(rest_out + at * 2048 + row * 128 + key[None, :], rest)
+            tl.store(decay_out + at * 128 + key, decay)
 
 
 @triton.jit
 def read_kernel(
     facts,
+    query_in,
+    keys_in,
     v_open,
-    kq_in,
     inverse_in,
     outputs_in,
     rest_in,
@@ -102,12 +154,16 @@ def read_kernel(
     o,
     H: tl.constexpr,
     BV: tl.constexpr,
+    OF_SLOTS: tl.constexpr,
 ):
-    """Grid (128 / BV, H, N), after factor_kernel. o [N, H, 128]; zeros for slots below 0, which touch nothing else."""
+    """Grid (128 / BV, H, N), after step_kernel. o [N, H, 128]; zeros for slots below 0, which touch nothing else.
+
+    keys_in: k+ [*, 16, H, 128], by slot with OF_SLOTS, else by row of the batch.
+    """
     value = tl.program_id(0) * BV + tl.arange(0, BV)[:, None]
     head, n = tl.program_id(1).to(tl.int64), tl.program_id(2).to(tl.int64)
-    slot = tl.load(facts + n * 3).to(tl.int64)
-    newest = tl.load(facts + n * 3 + 1) & 15
+    slot = tl.load(facts + n * 2).to(tl.int64)
+    newest = tl.load(facts + n * 2 + 1) & 15
     place, key = tl.arange(0, 16), tl.arange(0, 128)
     at, row, column = n * H + head, place[:, None], place[None, :]
     answer = o + at * 128 + value + column * 0
@@ -115,12 +171,15 @@ def read_kernel(
         pool = S + (slot * H + head) * 16384 + value * 128 + key[None, :]
         state = tl.load(pool).to(tl.float32)
         pair = tl.arange(0, 32)[None, :]
-        token = pair_token(pair)
-        exists = tl.where((pair & 1) == 0, token <= newest, token == newest) & (key[:, None] >= 0)
-        kq = tl.load(kq_in + at * 4096 + pair * 128 + key[:, None], mask=exists, other=0.0)
+        token, is_key = pair_token(pair), (pair & 1) == 0
+        line = (slot if OF_SLOTS else n) * 16
+        source = tl.where(is_key, keys_in + ((line + token) * H + head) * 128, query_in + at * 128)
+        exists = tl.where(is_key, token <= newest, token == newest) & (key[:, None] >= 0)
+        kq = tl.load(source + key[:, None], mask=exists, other=0.0)
         inverse = tl.load(inverse_in + at * 256 + row * 16 + column)
         outputs = tl.load(outputs_in + at * 16 + row + column * 0, mask=(row >= 0) & (column == newest), other=0.0)
-        v = open_values(v_open, slot, head, newest, value, H)
+        v_at = v_open + ((slot * 16 + place) * H + head)[None, :] * 128 + value
+        v = tl.load(v_at, mask=(place <= newest)[None, :], other=0.0).to(tl.float32)
         u, out = read_state(state, kq, v, inverse, outputs, BV)
         tl.store(answer, out.to(o.dtype.element_ty), mask=(value >= 0) & (column == newest))
         if newest == 15:
@@ -132,51 +191,3 @@ def read_kernel(
     else:
         zero = tl.zeros((BV, 16), tl.float32).to(o.dtype.element_ty)
         tl.store(answer, zero, mask=(value >= 0) & (column == newest))
-
-
-@triton.jit
-def decode_kernel(
-    facts,
-    q_new,
-    k_open,
-    v_open,
-    g_open,
-    beta_open,
-    S,
-    o,
-    H: tl.constexpr,
-    BV: tl.constexpr,
-    TWO_REFERENCES: tl.constexpr,
-):
-    """Grid (128 / BV, H, N). facts [N, 3] int32: slot (below 0: o is zeros, nothing else happens), position, position.
-
-    q_new [N, H, 128]; open rows [slots, 16, H, ...]; S [slots, H, 128, 128]; o [N, H, 128]. A program writes its own
-    values of S only, and reads nothing that another one writes.
-    """
-    value = tl.program_id(0) * BV + tl.arange(0, BV)[:, None]
-    head, n = tl.program_id(1).to(tl.int64), tl.program_id(2).to(tl.int64)
-    slot = tl.load(facts + n * 3).to(tl.int64)
-    newest = tl.load(facts + n * 3 + 1) & 15
-    place, key = tl.arange(0, 16), tl.arange(0, 128)
-    answer = o + (n * H + head) * 128 + value + place[None, :] * 0
-    is_newest = place == newest
-    if slot >= 0:
-        # First, so that it is in flight while the tile's factors are made.
-        pool = S + (slot * H + head) * 16384 + value * 128 + key[None, :]
-        state = tl.load(pool).to(tl.float32)
-        v = open_values(v_open, slot, head, newest, value, H)
-        q, k, g, beta = open_tile(q_new, k_open, g_open, beta_open, slot, n, head, newest, H)
-        total = tl.cumsum(g, 0)
-        ke, qe = grown_rows(k, q, total)
-        shrunk = shrunk_keys(k, total, TWO_REFERENCES)
-        inverse, outputs = tile_matrices(k, q, ke, qe, shrunk, total, beta, place, TWO_REFERENCES)
-        kq = tl.trans(join_pairs(ke.to(tl.bfloat16), qe.to(tl.bfloat16)))
-        u, out = read_state(state, kq, v, inverse, outputs, BV)
-        tl.store(answer, out.to(o.dtype.element_ty), mask=(value >= 0) & is_newest[None, :])
-        if newest == 15:
-            rest, decay = closing_factors(k, shrunk, total, tl.sum(g, 0), TWO_REFERENCES)
-            state = tl.load(pool).to(tl.float32)
-            tl.store(pool, fold(state, u, rest, decay, S.dtype.element_ty).to(S.dtype.element_ty))
-    else:
-        zero = tl.zeros((BV, 16), tl.float32).to(o.dtype.element_ty)
-        tl.store(answer, zero, mask=(value >= 0) & is_newest[None, :])

@@ -9,9 +9,9 @@ from torch import Tensor
 from forkpoint.kernels.elementwise import LOG2_E
 from forkpoint.kernels.kda.naive import GATE_FLOOR
 from forkpoint.kernels.kda.references import ONE_REFERENCE_BINADES
+from forkpoint.kernels.kda.triton.state import HEAD_SIZE
 from forkpoint.limits import TILE_TOKENS
 
-HEAD_SIZE: Final = 128
 POOL_DTYPES: Final = (torch.float32, torch.bfloat16)
 INT32_MAX: Final = 2**31 - 1
 
@@ -42,20 +42,12 @@ def why_not(
 
 
 def check_rows(x: Tensor, z: Tensor, b: Tensor, heads: int) -> None:
-    """Raises ValueError unless x [R, 3 H 128], z [R, H 128] and b [R, H] have contiguous rows and fitting shapes, and x
-    and z addresses and row strides that allow 16-byte loads.
-
-    Other addresses would compile another row kernel, whose norms might sum in another order.
-    """
+    """Raises ValueError unless x [R, 3 H 128], z [R, H 128] and b [R, H] have contiguous rows and fitting shapes."""
     width = heads * HEAD_SIZE
     for name, tensor, columns in (("x", x, 3 * width), ("z", z, width), ("b", b, heads)):
         if tensor.ndim != 2 or tensor.shape != (x.shape[0], columns) or (columns > 1 and tensor.stride(1) != 1):
             raise ValueError(
                 f"{name} must be [{x.shape[0]}, {columns}] with contiguous rows, got {tuple(tensor.shape)}"
-            )
-        if name != "b" and (tensor.data_ptr() % 16 or tensor.stride(0) % 8):
-            raise ValueError(
-                f"{name} must begin at a multiple of 16 bytes, with a row stride of 8 values or a multiple"
             )
 
 

@@ -15,10 +15,8 @@ NULL_SLOT = -1
 
 @dataclass(frozen=True)
 class PrefillPlan:
-    """Sequences of any length, each with its slot; see rows.py, prepare.py and recur.py for the columns."""
+    """Sequences of any length, each with its slot; see prepare.py and recur.py for the columns."""
 
-    rows: Tensor
-    """[R, 3] int32: slot, position, start."""
     tiles: Tensor
     """[tiles, 2] int32: sequence, checkpoint row or -1."""
     sequences: Tensor
@@ -64,26 +62,16 @@ def prefill_plan(
     if left:
         raise ValueError(f"no tile of the batch ends at {sorted(left)} (sequence, position)")
     return PrefillPlan(
-        rows=_rows(slots, lengths, starts).to(device),
         tiles=_table(tiles, 2, device),
         sequences=_table(sequences, 5, device),
         has_checkpoints=bool(checkpoints),
     )
 
 
-def _rows(slots: list[int], lengths: list[int], starts: list[int]) -> Tensor:
-    """[R, 3] int32, without a Python step a row: prompts are long."""
-    repeats = torch.tensor(lengths, dtype=torch.int64)
-    slot, start = (torch.tensor(values, dtype=torch.int32).repeat_interleave(repeats) for values in (slots, starts))
-    within = [torch.arange(length, dtype=torch.int32) for length in lengths]
-    position = start + (torch.cat(within) if within else start)
-    return torch.stack((slot, position, start), dim=1)
-
-
 def decode_facts(slots: list[int], positions: list[int], device: torch.device) -> Tensor:
-    """[N, 3] int32 for one new row in each slot (NULL_SLOT: none): slot, position, position."""
+    """[N, 2] int32 for one new row in each slot (NULL_SLOT: none): slot, position."""
     _check(slots, [1] * len(slots), positions)
-    return _table([(slot, position, position) for slot, position in zip(slots, positions, strict=True)], 3, device)
+    return _table(list(zip(slots, positions, strict=True)), 2, device)
 
 
 def _table(values: Sequence[tuple[int, ...]], columns: int, device: torch.device) -> Tensor:

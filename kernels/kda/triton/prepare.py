@@ -1,76 +1,161 @@
-"""Prepare kernel: everything of a tile that does not depend on S, one program a tile and head."""
+"""Prepare kernel: conv, norms, gates, and everything of a tile that does not depend on S, one warp a tile and head.
+
+First the tile's rows one after the other, a running sum of gates and the conv's last inputs in registers; then its
+products, from the rows just written, which are still in cache.
+"""
 
 import triton
 import triton.language as tl
 
-from forkpoint.kernels.kda.triton.rows import row_gates
-from forkpoint.kernels.kda.triton.tile_ops import closing_factors, grown_rows, pair_row, shrunk_keys, tile_matrices
+from forkpoint.kernels.kda.triton.rows import conv_silu, load_taps, row_factors, sigmoid
+from forkpoint.kernels.kda.triton.tile_ops import closing_factors, pair_row, tile_matrices, unreferenced
 
 
-@triton.jit(do_not_specialize=["z_step"])
+@triton.jit
+def load_row(x, z, row, x_stride, z_stride, channel, exists, H: tl.constexpr):
+    """Inputs of q, k, v and of the gate of one row and head, [128] each."""
+    at = x + row * x_stride + channel
+    mask = exists & (channel >= 0)
+    q = tl.load(at, mask=mask, other=0.0)
+    k = tl.load(at + H * 128, mask=mask, other=0.0)
+    v = tl.load(at + H * 256, mask=mask, other=0.0)
+    return q, k, v, tl.load(z + row * z_stride + channel, mask=mask, other=0.0)
+
+
+@triton.jit
+def load_before(x, ring, row, slot, position, back, start, x_stride, channel, H: tl.constexpr):
+    """Conv inputs [128] fp32 of q, k and v `back` tokens before a position: a row of this call, the ring's, or 0."""
+    p = position - back
+    at = tl.where(p >= start, x + (row - back) * x_stride, ring + (slot * 4 + (p & 3)) * (H * 384)) + channel
+    mask = (p >= 0) & (channel >= 0)
+    q = tl.load(at, mask=mask, other=0.0).to(tl.float32)
+    k = tl.load(at + H * 128, mask=mask, other=0.0).to(tl.float32)
+    return q, k, tl.load(at + H * 256, mask=mask, other=0.0).to(tl.float32)
+
+
+@triton.jit
+def open_rows(left_open, right_open, kq, rest, slot, head, begin, place, H: tl.constexpr):
+    """Copies the rows that the slot's open tile contributes to where this tile's rows go."""
+    key = tl.arange(0, 128)[None, :]
+    mask = (place < begin)[:, None] & (key >= 0)
+    cached = ((slot * 16 + place) * H + head)[:, None] * 128 + key
+    tl.store(kq + pair_row(place)[:, None] * 128 + key, tl.load(left_open + cached, mask=mask), mask=mask)
+    tl.store(rest + place[:, None] * 128 + key, tl.load(right_open + cached, mask=mask), mask=mask)
+
+
+@triton.jit
 def prepare_kernel(
     tiles,
     sequences,
+    x,
     z,
+    b,
+    weight,
     A_log,
     dt_bias,
-    q_new,
-    k_new,
-    beta_new,
-    k_open,
-    g_open,
+    ring,
+    left_open,
+    right_open,
     beta_open,
+    total_open,
+    reference_open,
+    v_out,
     kq_out,
     rest_out,
     inverse_out,
     outputs_out,
     decay_out,
-    z_step,
+    left_kept,
+    total_kept,
+    reference_kept,
+    x_stride,
+    z_stride,
+    b_stride,
     lower_bound,
+    scale,
     H: tl.constexpr,
     BOUNDED: tl.constexpr,
     TWO_REFERENCES: tl.constexpr,
 ):
-    """Grid (tiles, H). tiles [tiles, 2] int32: sequence, slot of a checkpoint or -1 (recur.py); sequences [N, 5];
-    q_new, k_new [R, H, 128] and beta_new [R, H] of the row kernel, z [R, H 128] raw gates of the new rows.
+    """Grid (tiles, H), one warp. x [R, 3 H 128] conv inputs (q, k, v), z [R, H 128] raw gates, b [R, H]; tiles
+    [tiles, 2] int32: sequence, row of a checkpoint or -1 (recur.py); sequences [N, 5] int32: slot, first row, start,
+    end, first tile.
 
-    Writes at tile * H + head: k+ and q+ [32, 128] (pair_row), k 2^(G_15 - G) [16, 128], T Diag(beta) and M [16, 16]
-    transposed, all bf16, and 2^G_15 [128] fp32. A tile that stays open folds into nothing: its k 2^(G_15 - G) is 0 and
-    its decay 1.
+    Writes v [R, H, 128] bf16, and at tile * H + head: k+ and q+ [32, 128] (pair_row), k 2^(G_15 - G) [16, 128],
+    T Diag(beta) and M [16, 16] transposed, all bf16, and 2^G_15 [128] fp32. A tile that stays open has its right
+    factors in place of k 2^(G_15 - G), and at n * H + head its left ones [16, 128], its G and its r.
     """
     tile, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    n = tl.load(tiles + tile * 2)
+    n = tl.load(tiles + tile * 2).to(tl.int64)
     slot = tl.load(sequences + n * 5).to(tl.int64)
-    first_row = tl.load(sequences + n * 5 + 1).to(tl.int64)
     start, end = tl.load(sequences + n * 5 + 2), tl.load(sequences + n * 5 + 3)
-    place, key = tl.arange(0, 16), tl.arange(0, 128)[None, :]
-    position = start // 16 * 16 + (tile - tl.load(sequences + n * 5 + 4)).to(tl.int32) * 16 + place
-    old, new = position < start, (position >= start) & (position < end)
-    row = first_row + position - start
-    cached = (slot * 16 + place) * H + head
-    source = row * H + head
-    before, fresh = cached[:, None] * 128 + key, source[:, None] * 128 + key
-    # The address is picked before the load; open rows and new ones have one dtype.
-    k_at = tl.where(old[:, None], k_open + before, k_new + fresh)
-    k = tl.load(k_at, mask=(old | new)[:, None], other=0.0).to(tl.float32)
-    q = tl.load(q_new + fresh, mask=new[:, None], other=0.0).to(tl.float32)
-    gates = row_gates(z, A_log, dt_bias, (row, z_step, new), head, lower_bound, BOUNDED)
-    g = tl.where(new[:, None], gates, tl.load(g_open + before, mask=old[:, None], other=0))
-    kept = tl.load(beta_open + cached, mask=old, other=0.0)
-    beta = tl.where(old, kept, tl.load(beta_new + source, mask=new, other=0.0))
-    total, last = tl.cumsum(g, 0), tl.sum(g, 0)
+    origin = start // 16 * 16 + (tile - tl.load(sequences + n * 5 + 4)).to(tl.int32) * 16
+    begin, stop = tl.maximum(start - origin, 0), tl.minimum(end - origin, 16)
+    first_row = tl.load(sequences + n * 5 + 1).to(tl.int64) + origin - start
+    key, place = tl.arange(0, 128), tl.arange(0, 16)
+    channel = head * 128 + key
     at = tile * H + head
-    rows = at * 2048 + place[:, None] * 128 + key
+    kq, rest = kq_out + at * 4096, rest_out + at * 2048
+    total, reference = tl.zeros((128,), tl.int32), tl.zeros((128,), tl.int32)
+    if begin > 0:
+        open_rows(left_open, right_open, kq, rest, slot, head, begin, place, H)
+        total = tl.load(total_open + (slot * H + head) * 128 + key)
+        reference = tl.load(reference_open + (slot * H + head) * 128 + key, mask=(begin > 8) & (key >= 0), other=0)
+    gate = (tl.load(dt_bias + channel), tl.exp(tl.load(A_log + head)), lower_bound, scale)
+    q_taps = load_taps(weight, channel, H * 384)
+    k_taps = load_taps(weight, H * 128 + channel, H * 384)
+    v_taps = load_taps(weight, H * 256 + channel, H * 384)
+    row, position = first_row + begin, origin + begin
+    q3, k3, v3 = load_before(x, ring, row, slot, position, 3, start, x_stride, channel, H)
+    q2, k2, v2 = load_before(x, ring, row, slot, position, 2, start, x_stride, channel, H)
+    q1, k1, v1 = load_before(x, ring, row, slot, position, 1, start, x_stride, channel, H)
+    q_next, k_next, v_next, z_next = load_row(x, z, row, x_stride, z_stride, channel, begin < stop, H)
+    for i in range(begin, stop):
+        q0, k0, v0 = q_next.to(tl.float32), k_next.to(tl.float32), v_next.to(tl.float32)
+        raw = z_next.to(tl.float32)
+        # A row ahead, so that it is on its way while this one is computed.
+        q_next, k_next, v_next, z_next = load_row(x, z, first_row + i + 1, x_stride, z_stride, channel, i + 1 < stop, H)
+        q, k = conv_silu(q3, q2, q1, q0, q_taps), conv_silu(k3, k2, k1, k0, k_taps)
+        v = conv_silu(v3, v2, v1, v0, v_taps)
+        left, query, right, total, reference = row_factors(
+            q, k, raw, total, reference, i, gate, TWO_REFERENCES, BOUNDED
+        )
+        tl.store(kq + pair_row(i) * 128 + key, left)
+        tl.store(kq + pair_row(i) * 128 + 128 + key, query)
+        tl.store(rest + i * 128 + key, right)
+        tl.store(v_out + ((first_row + i) * H + head) * 128 + key, v.to(tl.bfloat16))
+        q3, q2, q1, k3, k2, k1, v3, v2, v1 = q2, q1, q0, k2, k1, k0, v2, v1, v0
+    pairs = pair_row(place) * 128
+    if stop - begin < 16:
+        zero = tl.zeros((16, 128), tl.bfloat16)
+        absent = (place >= stop)[:, None] & (key >= 0)[None, :]
+        tl.store(kq + pairs[:, None] + key[None, :], zero, mask=absent)
+        tl.store(kq + pairs[:, None] + 128 + key[None, :], zero, mask=absent | (place < begin)[:, None])
+        tl.store(rest + place[:, None] * 128 + key[None, :], zero, mask=absent)
+    tl.debug_barrier()
+    left = tl.load(kq + pairs[None, :] + key[:, None])
+    query = tl.load(kq + pairs[None, :] + 128 + key[:, None])
+    right = tl.load(rest + place[:, None] * 128 + key[None, :])
+    kept = tl.load(beta_open + (slot * 16 + place) * H + head, mask=place < begin, other=0.0)
+    new = (place >= begin) & (place < stop)
+    logit = tl.load(b + (first_row + place) * b_stride + head, mask=new, other=0.0).to(tl.float32)
+    beta = tl.where(new, sigmoid(logit), kept)
+    inverse, outputs = tile_matrices(left, query, right, beta, reference, place, TWO_REFERENCES)
     square = at * 256 + place[:, None] * 16 + place[None, :]
-    ke, qe = grown_rows(k, q, total)
-    shrunk = shrunk_keys(k, total, TWO_REFERENCES)
-    pairs = at * 4096 + pair_row(place)[:, None] * 128 + key
-    tl.store(kq_out + pairs, ke.to(tl.bfloat16))
-    tl.store(kq_out + pairs + 128, qe.to(tl.bfloat16))
-    rest, decay = closing_factors(k, shrunk, total, last, TWO_REFERENCES)
-    closes = tl.max(position, 0) < end
-    tl.store(rest_out + rows, tl.where(closes, rest, tl.zeros_like(rest)))
-    tl.store(decay_out + at * 128 + tl.arange(0, 128), tl.where(closes, decay, 1.0))
-    inverse, outputs = tile_matrices(k, q, ke, qe, shrunk, total, beta, place, TWO_REFERENCES)
     tl.store(inverse_out + square, inverse)
     tl.store(outputs_out + square, outputs)
+    rows = place[:, None] * 128 + key[None, :]
+    if stop < 16:
+        tl.store(total_kept + (n * H + head) * 128 + key, total)
+        tl.store(reference_kept + (n * H + head) * 128 + key, reference)
+        tl.store(left_kept + (n * H + head) * 2048 + rows, tl.load(kq + pairs[:, None] + key[None, :]))
+    if TWO_REFERENCES:
+        k_left, q_left = tl.load(kq + pairs[:, None] + key[None, :]), tl.load(kq + pairs[:, None] + 128 + key[None, :])
+        tl.debug_barrier()
+        tl.store(kq + pairs[:, None] + key[None, :], unreferenced(k_left, reference, place[:, None]))
+        tl.store(kq + pairs[:, None] + 128 + key[None, :], unreferenced(q_left, reference, place[:, None]))
+    if stop == 16:
+        moved, decay = closing_factors(right, total, reference, place[:, None], TWO_REFERENCES)
+        tl.debug_barrier()
+        tl.store(rest + rows, moved)
+        tl.store(decay_out + at * 128 + key, decay)

@@ -5,8 +5,7 @@ neighbours, so it makes no difference which rows of a tile exist yet, as long as
 transposed (columns are tokens) wherever the serial pass multiplies from the right by them: an accumulator is never
 transposed, which some Triton versions compile wrongly on Hopper.
 
-K = V = 128, 16 rows. Operands of products are bf16 (fp16 inside the inverse), accumulators and S fp32. Functions that
-round after an addition add +0.0, which makes every zero positive.
+K = V = 128, 16 rows. Operands of products are bf16 (fp16 inside the inverse), accumulators and S fp32.
 """
 
 import triton
@@ -15,20 +14,8 @@ import triton.language as tl
 GATE_BITS = tl.constexpr(22)
 GATE_UNIT = tl.constexpr(2.0**-22)
 HALF = tl.constexpr(8)
-ONE_SHIFT = tl.constexpr(2.0**62)
-"""Half of the 124 binades that one reference may span."""
 FIRST_SHIFT = tl.constexpr(96)
 SECOND_SHIFT = tl.constexpr(72)
-
-
-@triton.jit
-def gate_power(n, shift):
-    """2^(n 2^-22 + shift), n int32: the product is exact, so that fusing it with the sum would move no bit.
-
-    Above 2^24 units (4 binades) the conversion rounds n, to 2^-16 of a binade at most: 1e-5 of a value that bf16
-    rounds to 4e-3, or of a state that has decayed below 2^-4.
-    """
-    return tl.exp2(n.to(tl.float32) * GATE_UNIT + shift)
 
 
 @triton.jit
@@ -48,69 +35,53 @@ def unit_upper_inverse(n, row, column):
 
 
 @triton.jit
-def one_reference(shrunk, ke, qe):
-    """L^T and M^T [16, 16], unmasked, from k 2^-G, k 2^G, q 2^G; G spans at most 124 binades."""
-    key = (shrunk * (1.0 / ONE_SHIFT)).to(tl.bfloat16)
-    lower = tl.dot(key, tl.trans((ke * ONE_SHIFT).to(tl.bfloat16)))
-    outputs = tl.dot(key, tl.trans((qe * ONE_SHIFT).to(tl.bfloat16)))
-    return lower, outputs
+def late_keys(right, reference, row):
+    """Right factors [16, 128] of rows 0-7 moved to the reference of rows 8-15, by an exact power of two.
 
-
-@triton.jit
-def two_references(k, q, total, row, column):
-    """The same for gates down to -24 a token: rows 0-7 refer to -96, rows 8-15 to floor(G_8), each channel its own.
-
-    Keys of rows 8-15 may be inf in the first reference; only columns 0-7 take it, and for those they are masked.
+    In two steps, since its exponent goes down to -192; what falls below fp32 on the way is 2^-54 of its row.
     """
-    first = row < HALF
-    reference = tl.sum(tl.where(row == HALF, total, 0), 0) >> GATE_BITS
-    from_reference = total - (reference << GATE_BITS)[None, :]
-    grown = gate_power(tl.where(first, total, from_reference), tl.where(first, FIRST_SHIFT, SECOND_SHIFT))
-    left, right = tl.trans((k * grown).to(tl.bfloat16)), tl.trans((q * grown).to(tl.bfloat16))
-    early = (k * gate_power(-total, -FIRST_SHIFT)).to(tl.bfloat16)
-    late = (k * gate_power(-from_reference, -SECOND_SHIFT)).to(tl.bfloat16)
-    by_column = column < HALF
-    lower = tl.where(by_column, tl.dot(early, left), tl.dot(late, left))
-    outputs = tl.where(by_column, tl.dot(early, right), tl.dot(late, right))
-    return lower, outputs
+    exponent = (reference + (FIRST_SHIFT - SECOND_SHIFT))[None, :]
+    first = exponent >> 1
+    moved = right.to(tl.float32) * tl.exp2(first.to(tl.float32)) * tl.exp2((exponent - first).to(tl.float32))
+    return tl.where(row < HALF, moved.to(tl.bfloat16), right)
 
 
 @triton.jit
-def grown_rows(k, q, total):
-    """k 2^G and q 2^G [16, 128] fp32; k+ and q+ are these in bf16."""
-    grown = gate_power(total, 0.0)
-    return k * grown, q * grown
-
-
-@triton.jit
-def shrunk_keys(k, total, TWO_REFERENCES: tl.constexpr):
-    """k 2^-G [16, 128] fp32, where one reference holds it; else k, which nothing reads."""
-    return k if TWO_REFERENCES else k * gate_power(-total, 0.0)
-
-
-@triton.jit
-def tile_matrices(k, q, ke, qe, shrunk, total, beta, place, TWO_REFERENCES: tl.constexpr):
+def tile_matrices(left, query, right, beta, reference, place, TWO_REFERENCES: tl.constexpr):
     """T Diag(beta) and M [16, 16], transposed, bf16.
 
-    k, q, grown_rows and shrunk_keys [16, 128] fp32, total [16, 128] int32 inclusive sums of log2 gates, beta [16],
-    place = arange(16); rows that do not exist are 0 (their gates too).
+    left and query [128, 16], right [16, 128] bf16 (rows.py: row_factors), beta [16], reference [128] int32, place =
+    arange(16); rows that do not exist are 0, and so is a reference without its row.
     """
     row, column = place[:, None], place[None, :]
+    lower, outputs = tl.dot(right, left), tl.dot(right, query)
     if TWO_REFERENCES:
-        lower, outputs = two_references(k, q, total, row, column)
-    else:
-        lower, outputs = one_reference(shrunk, ke, qe)
+        late = late_keys(right, reference, row)
+        lower = tl.where(column < HALF, lower, tl.dot(late, left))
+        outputs = tl.where(column < HALF, outputs, tl.dot(late, query))
     outputs = tl.where(row <= column, outputs, 0.0).to(tl.bfloat16)
     inverse = unit_upper_inverse(tl.where(row < column, -(lower * beta[None, :]), 0.0), row, column)
     return (inverse * beta[:, None]).to(tl.bfloat16), outputs
 
 
 @triton.jit
-def closing_factors(k, shrunk, total, last, TWO_REFERENCES: tl.constexpr):
-    """k 2^(G_15 - G) [16, 128] bf16 and 2^G_15 [128] fp32 of a tile that closes; last = G_15 [128] int32."""
-    decay = gate_power(last, 0.0)
-    rest = k * gate_power(last[None, :] - total, 0.0) if TWO_REFERENCES else shrunk * decay[None, :]
-    return rest.to(tl.bfloat16), decay
+def unreferenced(factor, reference, row):
+    """x 2^G [16, 128] bf16 from left factors of two references. Below 2^-53 it may become 0."""
+    scale = tl.exp2(tl.where(row < HALF, -FIRST_SHIFT, reference[None, :] - SECOND_SHIFT).to(tl.float32))
+    return (factor.to(tl.float32) * scale).to(tl.bfloat16)
+
+
+@triton.jit
+def closing_factors(right, total, reference, row, TWO_REFERENCES: tl.constexpr):
+    """k 2^(G_15 - G) [16, 128] bf16 and 2^G_15 [128] fp32 of a tile that closes; total = G_15 [128] int32."""
+    decay = tl.exp2(total.to(tl.float32) * GATE_UNIT)
+    if TWO_REFERENCES:
+        late = (total - (reference << GATE_BITS)).to(tl.float32) * GATE_UNIT + SECOND_SHIFT
+        early = total.to(tl.float32) * GATE_UNIT + FIRST_SHIFT
+        scale = tl.exp2(tl.where(row < HALF, early[None, :], late[None, :]))
+    else:
+        scale = decay[None, :]
+    return (right.to(tl.float32) * scale).to(tl.bfloat16), decay
 
 
 @triton.jit
@@ -137,24 +108,16 @@ def split_pairs(both, BV: tl.constexpr):
 
 
 @triton.jit
-def join_pairs(kp, qp):
-    """k+ and q+ [16, 128] into [32, 128] in the order of pair_row."""
-    both = tl.permute(tl.reshape(tl.join(kp, qp), (2, 4, 2, 128, 2)), (0, 2, 1, 4, 3))
-    return tl.reshape(both, (32, 128))
-
-
-@triton.jit
 def read_state(state, kq, v, inverse, outputs, BV: tl.constexpr):
-    """U [BV, 16] bf16 and O [BV, 16] fp32 from S [BV, 128] fp32: kq [128, 32] as join_pairs has it, transposed; v
-    [BV, 16] fp32; T Diag(beta) and M [16, 16] transposed."""
+    """U [BV, 16] bf16 and O [BV, 16] fp32 from S [BV, 128] fp32: kq [128, 32] k+ and q+ in the order of pair_row,
+    transposed; v [BV, 16] fp32; T Diag(beta) and M [16, 16] transposed."""
     read, out = split_pairs(tl.dot(state.to(tl.bfloat16), kq), BV)
-    residual = (v - read + 0.0).to(tl.bfloat16)
-    u = (tl.dot(residual, inverse) + 0.0).to(tl.bfloat16)
-    return u, tl.dot(u, outputs, out) + 0.0
+    residual = (v - read).to(tl.bfloat16)
+    u = tl.dot(residual, inverse).to(tl.bfloat16)
+    return u, tl.dot(u, outputs, out)
 
 
 @triton.jit
 def fold(state, u, rest, decay, POOL: tl.constexpr):
     """S after the tile, rounded to the pool's dtype as a store would round it, in fp32."""
-    moved = tl.dot(u, rest, state * decay[None, :]) + 0.0
-    return moved.to(POOL).to(tl.float32)
+    return tl.dot(u, rest, state * decay[None, :]).to(POOL).to(tl.float32)
