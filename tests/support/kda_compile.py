@@ -17,7 +17,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from forkpoint.kernels.kda.triton.decode import read_kernel, step_kernel
+from forkpoint.kernels.kda.triton.decode import decode_kernel, read_kernel, step_kernel
 from forkpoint.kernels.kda.triton.launch import PINNED, Shapes
 from forkpoint.kernels.kda.triton.prepare import prepare_kernel
 from forkpoint.kernels.kda.triton.recur import recur_kernel
@@ -25,7 +25,9 @@ from forkpoint.kernels.kda.triton.recur import recur_kernel
 TARGET = GPUTarget("cuda", 90, 32)
 INT32 = {"facts", "tiles", "sequences", "total_open", "reference_open", "total_kept", "reference_kept"}
 FP32 = {"weight", "A_log", "dt_bias", "beta_open", "decay_in", "decay_out", "checkpoints", "S"}
-SCALARS = dict.fromkeys(("x_stride", "z_stride", "b_stride"), "i32") | {"lower_bound": "fp32", "scale": "fp32"}
+SCALARS = dict.fromkeys(
+    ("x_stride", "z_stride", "b_stride", "first_tile", "first_sequence", "first", "last"), "i32"
+) | {"lower_bound": "fp32", "scale": "fp32"}
 STRIDES = ("x_stride", "z_stride")
 HEADS = 96
 
@@ -105,11 +107,10 @@ def _read(values: int, warps: int) -> Compiled:
     return compiled(read_kernel, f"BV={values}", warps, H=HEADS, BV=values, OF_SLOTS=True)
 
 
-def _rows(kernel: Any, warps: int) -> list[Compiled]:
+def _rows(kernel: Any, warps: int, **constants: Any) -> list[Compiled]:
     """Bounded with one reference, softplus with two."""
-    return [
-        compiled(kernel, f"TWO={two}", warps, H=HEADS, BOUNDED=not two, TWO_REFERENCES=two) for two in (False, True)
-    ]
+    gates: list[dict[str, Any]] = [{"BOUNDED": not two, "TWO_REFERENCES": two} for two in (False, True)]
+    return [compiled(kernel, f"TWO={gate['TWO_REFERENCES']}", warps, H=HEADS, **gate, **constants) for gate in gates]
 
 
 def pinned(shapes: Shapes = PINNED) -> list[Compiled]:
@@ -117,6 +118,7 @@ def pinned(shapes: Shapes = PINNED) -> list[Compiled]:
     return [
         *_rows(prepare_kernel, shapes.prepare_warps),
         *_rows(step_kernel, shapes.step_warps),
+        *_rows(decode_kernel, shapes.whole_warps),
         _read(shapes.read_values, shapes.read_warps),
         _recur(shapes.recur_values, shapes.recur_warps, shapes.recur_stages),
     ]

@@ -1,7 +1,7 @@
 """Decode: one new row a sequence. Its factors join the open tile's, and the tile's algebra is formed again from them.
 
 S is written only when the tile closes. step_kernel once a head, then read_kernel a block of values: the second one
-keeps few registers, so that many reads of S are in flight.
+keeps few registers, so that many reads of S are in flight. decode_kernel does both for a small batch.
 """
 
 import triton
@@ -41,6 +41,85 @@ def step_conv(x, weight, ring, grid, slot, position, channel, channels):
 
 
 @triton.jit
+def step_row(
+    inputs,
+    layer,
+    tails,
+    opened,
+    made,
+    gate,
+    slot,
+    position,
+    n,
+    head,
+    H: tl.constexpr,
+    BOUNDED: tl.constexpr,
+    TWO_REFERENCES: tl.constexpr,
+):
+    """step_kernel's work on one row and head; the tuples hold its pointers in the order of its arguments."""
+    x, z, b, x_stride, z_stride, b_stride = inputs
+    weight, A_log, dt_bias = layer
+    ring, grid = tails
+    left_open, right_open, v_open, beta_open, total_open, reference_open = opened
+    query_out, keys_out, inverse_out, outputs_out, rest_out, decay_out = made
+    lower_bound, scale = gate
+    newest = position & 15
+    key, place = tl.arange(0, 128), tl.arange(0, 16)
+    channel, channels = head * 128 + key, H * 384
+    row, column = place[:, None], place[None, :]
+    at, own = n * H + head, slot * H + head
+    total = tl.load(total_open + own * 128 + key, mask=(newest > 0) & (key >= 0), other=0)
+    reference = tl.load(reference_open + own * 128 + key, mask=(newest > 8) & (key >= 0), other=0)
+    gated = (tl.load(dt_bias + channel), tl.exp(tl.load(A_log + head)), lower_bound, scale)
+    line = x + n * x_stride
+    q = step_conv(line, weight, ring, grid, slot, position, channel, channels)
+    k = step_conv(line, weight, ring, grid, slot, position, H * 128 + channel, channels)
+    v = step_conv(line, weight, ring, grid, slot, position, H * 256 + channel, channels)
+    raw = tl.load(z + n * z_stride + channel).to(tl.float32)
+    left_k, query, right_k, total, reference = row_factors(
+        q, k, raw, total, reference, newest, gated, TWO_REFERENCES, BOUNDED
+    )
+    to = ((slot * 16 + newest) * H + head) * 128 + key
+    tl.store(left_open + to, left_k)
+    tl.store(right_open + to, right_k)
+    tl.store(v_open + to, v.to(tl.bfloat16))
+    tl.store(beta_open + (slot * 16 + newest) * H + head, sigmoid(tl.load(b + n * b_stride + head).to(tl.float32)))
+    tl.store(total_open + own * 128 + key, total)
+    if TWO_REFERENCES:
+        tl.store(reference_open + own * 128 + key, reference, mask=(newest == 8) & (key >= 0))
+    tl.store(query_out + at * 128 + key, query)
+    # From memory rather than registers: a row's layout is not a tile's, and to turn it there takes more of both.
+    tl.debug_barrier()
+    rows = (slot * 16 + place) * H + head
+    exists, keys = place <= newest, key >= 0
+    across = rows[None, :] * 128 + key[:, None]
+    left = tl.load(left_open + across, mask=exists[None, :] & keys[:, None], other=0.0)
+    is_new = (column == newest) & keys[:, None]
+    queries = tl.load(query_out + at * 128 + key[:, None] + column * 0, mask=is_new, other=0.0)
+    cached = rows[:, None] * 128 + key[None, :]
+    right = tl.load(right_open + cached, mask=exists[:, None] & keys[None, :], other=0.0)
+    beta = tl.load(beta_open + rows, mask=exists, other=0.0)
+    inverse, outputs = tile_matrices(left, queries, right, beta, reference, place, TWO_REFERENCES)
+    tl.store(inverse_out + at * 256 + row * 16 + column, inverse)
+    # One column out of the tile by a masked store: it moves no bit, a sum over zeros might.
+    tl.store(outputs_out + at * 16 + row + column * 0, outputs, mask=(row >= 0) & (column == newest))
+    if TWO_REFERENCES:
+        plus = unreferenced(
+            tl.load(left_open + cached, mask=exists[:, None] & keys[None, :], other=0.0), reference, row
+        )
+        target = ((n * 16 + row) * H + head) * 128 + key[None, :]
+        tl.store(keys_out + target, plus, mask=(row <= newest) & keys[None, :])
+        only = tl.load(query_out + at * 128 + key[None, :] + row * 0, mask=(row == newest) & keys[None, :], other=0.0)
+        tl.debug_barrier()
+        plus = unreferenced(only, reference, row)
+        tl.store(query_out + at * 128 + key[None, :] + row * 0, plus, mask=(row == newest) & keys[None, :])
+    if newest == 15:
+        rest, decay = closing_factors(right, total, reference, row, TWO_REFERENCES)
+        tl.store(rest_out + at * 2048 + row * 128 + key[None, :], rest)
+        tl.store(decay_out + at * 128 + key, decay)
+
+
+@triton.jit
 def step_kernel(
     facts,
     x,
@@ -68,76 +147,79 @@ def step_kernel(
     b_stride,
     lower_bound,
     scale,
+    first,
     H: tl.constexpr,
     BOUNDED: tl.constexpr,
     TWO_REFERENCES: tl.constexpr,
 ):
-    """Grid (H, N), one warp. facts [N, 2] int32: slot, position; x [N, 3 H 128], z [N, H 128], b [N, H].
+    """Grid (H, rows from `first` on), one warp. facts [N, 2] int32: slot, position; x [N, 3 H 128], z [N, H 128],
+    b [N, H].
 
     Puts the row into the slot's open tile and conv tails, and writes at n * H + head: q+ [128], T Diag(beta) transposed
     [16, 16], the newest row of M [16]; with two references k+ [16, 128], which else are the left factors; and of a tile
     that closes k 2^(G_15 - G) and 2^G_15. Slots below 0 do nothing.
     """
-    head, n = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
+    head, n = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64) + first
     slot = tl.load(facts + n * 2).to(tl.int64)
     position = tl.load(facts + n * 2 + 1)
-    newest = position & 15
     if slot >= 0:
-        key, place = tl.arange(0, 128), tl.arange(0, 16)
-        channel, channels = head * 128 + key, H * 384
-        row, column = place[:, None], place[None, :]
-        at, own = n * H + head, slot * H + head
-        total = tl.load(total_open + own * 128 + key, mask=(newest > 0) & (key >= 0), other=0)
-        reference = tl.load(reference_open + own * 128 + key, mask=(newest > 8) & (key >= 0), other=0)
-        gate = (tl.load(dt_bias + channel), tl.exp(tl.load(A_log + head)), lower_bound, scale)
-        line = x + n * x_stride
-        q = step_conv(line, weight, ring, grid, slot, position, channel, channels)
-        k = step_conv(line, weight, ring, grid, slot, position, H * 128 + channel, channels)
-        v = step_conv(line, weight, ring, grid, slot, position, H * 256 + channel, channels)
-        raw = tl.load(z + n * z_stride + channel).to(tl.float32)
-        left_k, query, right_k, total, reference = row_factors(
-            q, k, raw, total, reference, newest, gate, TWO_REFERENCES, BOUNDED
+        step_row(
+            (x, z, b, x_stride, z_stride, b_stride),
+            (weight, A_log, dt_bias),
+            (ring, grid),
+            (left_open, right_open, v_open, beta_open, total_open, reference_open),
+            (query_out, keys_out, inverse_out, outputs_out, rest_out, decay_out),
+            (lower_bound, scale),
+            slot,
+            position,
+            n,
+            head,
+            H,
+            BOUNDED,
+            TWO_REFERENCES,
         )
-        to = ((slot * 16 + newest) * H + head) * 128 + key
-        tl.store(left_open + to, left_k)
-        tl.store(right_open + to, right_k)
-        tl.store(v_open + to, v.to(tl.bfloat16))
-        tl.store(beta_open + (slot * 16 + newest) * H + head, sigmoid(tl.load(b + n * b_stride + head).to(tl.float32)))
-        tl.store(total_open + own * 128 + key, total)
-        if TWO_REFERENCES:
-            tl.store(reference_open + own * 128 + key, reference, mask=(newest == 8) & (key >= 0))
-        tl.store(query_out + at * 128 + key, query)
-        # From memory rather than registers: a row's layout is not a tile's, and to turn it there takes more of both.
-        tl.debug_barrier()
-        rows = (slot * 16 + place) * H + head
-        exists, keys = place <= newest, key >= 0
-        across = rows[None, :] * 128 + key[:, None]
-        left = tl.load(left_open + across, mask=exists[None, :] & keys[:, None], other=0.0)
-        is_new = (column == newest) & keys[:, None]
-        queries = tl.load(query_out + at * 128 + key[:, None] + column * 0, mask=is_new, other=0.0)
-        cached = rows[:, None] * 128 + key[None, :]
-        right = tl.load(right_open + cached, mask=exists[:, None] & keys[None, :], other=0.0)
-        beta = tl.load(beta_open + rows, mask=exists, other=0.0)
-        inverse, outputs = tile_matrices(left, queries, right, beta, reference, place, TWO_REFERENCES)
-        tl.store(inverse_out + at * 256 + row * 16 + column, inverse)
-        # One column out of the tile by a masked store: it moves no bit, a sum over zeros might.
-        tl.store(outputs_out + at * 16 + row + column * 0, outputs, mask=(row >= 0) & (column == newest))
-        if TWO_REFERENCES:
-            plus = unreferenced(
-                tl.load(left_open + cached, mask=exists[:, None] & keys[None, :], other=0.0), reference, row
-            )
-            target = ((n * 16 + row) * H + head) * 128 + key[None, :]
-            tl.store(keys_out + target, plus, mask=(row <= newest) & keys[None, :])
-            only = tl.load(
-                query_out + at * 128 + key[None, :] + row * 0, mask=(row == newest) & keys[None, :], other=0.0
-            )
-            tl.debug_barrier()
-            plus = unreferenced(only, reference, row)
-            tl.store(query_out + at * 128 + key[None, :] + row * 0, plus, mask=(row == newest) & keys[None, :])
-        if newest == 15:
-            rest, decay = closing_factors(right, total, reference, row, TWO_REFERENCES)
-            tl.store(rest_out + at * 2048 + row * 128 + key[None, :], rest)
-            tl.store(decay_out + at * 128 + key, decay)
+
+
+@triton.jit
+def read_values(
+    made,
+    v_open,
+    state,
+    pool,
+    o,
+    slot,
+    newest,
+    n,
+    head,
+    value,
+    H: tl.constexpr,
+    BV: tl.constexpr,
+    OF_SLOTS: tl.constexpr,
+):
+    """read_kernel's work on a block of values of one row and head; `made` holds step_row's results, state [BV, 128] is
+    S as loaded from `pool`."""
+    query_in, keys_in, inverse_in, outputs_in, rest_in, decay_in = made
+    place, key = tl.arange(0, 16), tl.arange(0, 128)
+    at, row, column = n * H + head, place[:, None], place[None, :]
+    answer = o + at * 128 + value + column * 0
+    pair = tl.arange(0, 32)[None, :]
+    token, is_key = pair_token(pair), (pair & 1) == 0
+    line = (slot if OF_SLOTS else n) * 16
+    source = tl.where(is_key, keys_in + ((line + token) * H + head) * 128, query_in + at * 128)
+    exists = tl.where(is_key, token <= newest, token == newest) & (key[:, None] >= 0)
+    kq = tl.load(source + key[:, None], mask=exists, other=0.0)
+    inverse = tl.load(inverse_in + at * 256 + row * 16 + column)
+    outputs = tl.load(outputs_in + at * 16 + row + column * 0, mask=(row >= 0) & (column == newest), other=0.0)
+    v_at = v_open + ((slot * 16 + place) * H + head)[None, :] * 128 + value
+    v = tl.load(v_at, mask=(place <= newest)[None, :], other=0.0).to(tl.float32)
+    u, out = read_state(state, kq, v, inverse, outputs, BV)
+    tl.store(answer, out.to(o.dtype.element_ty), mask=(value >= 0) & (column == newest))
+    if newest == 15:
+        rest = tl.load(rest_in + at * 2048 + row * 128 + key[None, :])
+        decay = tl.load(decay_in + at * 128 + key)
+        # Read again, from cache mostly: kept, it would cost every step the registers of one step in sixteen.
+        state = tl.load(pool).to(tl.float32)
+        tl.store(pool, fold(state, u, rest, decay, pool.dtype.element_ty).to(pool.dtype.element_ty))
 
 
 @triton.jit
@@ -152,42 +234,89 @@ def read_kernel(
     decay_in,
     S,
     o,
+    first,
     H: tl.constexpr,
     BV: tl.constexpr,
     OF_SLOTS: tl.constexpr,
 ):
-    """Grid (128 / BV, H, N), after step_kernel. o [N, H, 128]; zeros for slots below 0, which touch nothing else.
+    """Grid (128 / BV, H, rows from `first` on), after step_kernel. o [N, H, 128]; zeros for slots below 0, which touch
+    nothing else.
 
     keys_in: k+ [*, 16, H, 128], by slot with OF_SLOTS, else by row of the batch.
     """
     value = tl.program_id(0) * BV + tl.arange(0, BV)[:, None]
-    head, n = tl.program_id(1).to(tl.int64), tl.program_id(2).to(tl.int64)
+    head, n = tl.program_id(1).to(tl.int64), tl.program_id(2).to(tl.int64) + first
     slot = tl.load(facts + n * 2).to(tl.int64)
     newest = tl.load(facts + n * 2 + 1) & 15
-    place, key = tl.arange(0, 16), tl.arange(0, 128)
-    at, row, column = n * H + head, place[:, None], place[None, :]
-    answer = o + at * 128 + value + column * 0
     if slot >= 0:
-        pool = S + (slot * H + head) * 16384 + value * 128 + key[None, :]
+        pool = S + (slot * H + head) * 16384 + value * 128 + tl.arange(0, 128)[None, :]
         state = tl.load(pool).to(tl.float32)
-        pair = tl.arange(0, 32)[None, :]
-        token, is_key = pair_token(pair), (pair & 1) == 0
-        line = (slot if OF_SLOTS else n) * 16
-        source = tl.where(is_key, keys_in + ((line + token) * H + head) * 128, query_in + at * 128)
-        exists = tl.where(is_key, token <= newest, token == newest) & (key[:, None] >= 0)
-        kq = tl.load(source + key[:, None], mask=exists, other=0.0)
-        inverse = tl.load(inverse_in + at * 256 + row * 16 + column)
-        outputs = tl.load(outputs_in + at * 16 + row + column * 0, mask=(row >= 0) & (column == newest), other=0.0)
-        v_at = v_open + ((slot * 16 + place) * H + head)[None, :] * 128 + value
-        v = tl.load(v_at, mask=(place <= newest)[None, :], other=0.0).to(tl.float32)
-        u, out = read_state(state, kq, v, inverse, outputs, BV)
-        tl.store(answer, out.to(o.dtype.element_ty), mask=(value >= 0) & (column == newest))
-        if newest == 15:
-            rest = tl.load(rest_in + at * 2048 + row * 128 + key[None, :])
-            decay = tl.load(decay_in + at * 128 + key)
-            # Read again, from cache mostly: kept, it would cost every step the registers of one step in sixteen.
-            state = tl.load(pool).to(tl.float32)
-            tl.store(pool, fold(state, u, rest, decay, S.dtype.element_ty).to(S.dtype.element_ty))
+        made = (query_in, keys_in, inverse_in, outputs_in, rest_in, decay_in)
+        read_values(made, v_open, state, pool, o, slot, newest, n, head, value, H, BV, OF_SLOTS)
     else:
-        zero = tl.zeros((BV, 16), tl.float32).to(o.dtype.element_ty)
-        tl.store(answer, zero, mask=(value >= 0) & (column == newest))
+        tl.store(o + (n * H + head) * 128 + value, tl.zeros((BV, 1), tl.float32).to(o.dtype.element_ty))
+
+
+@triton.jit
+def decode_kernel(
+    facts,
+    x,
+    z,
+    b,
+    weight,
+    A_log,
+    dt_bias,
+    ring,
+    grid,
+    left_open,
+    right_open,
+    v_open,
+    beta_open,
+    total_open,
+    reference_open,
+    query_out,
+    keys_out,
+    inverse_out,
+    outputs_out,
+    rest_out,
+    decay_out,
+    x_stride,
+    z_stride,
+    b_stride,
+    lower_bound,
+    scale,
+    S,
+    o,
+    H: tl.constexpr,
+    BOUNDED: tl.constexpr,
+    TWO_REFERENCES: tl.constexpr,
+):
+    """Both in one, for batches too small to fill the device twice: grid (H, N), all values of a head in a program."""
+    head, n = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
+    slot = tl.load(facts + n * 2).to(tl.int64)
+    position = tl.load(facts + n * 2 + 1)
+    value = tl.arange(0, 128)[:, None]
+    if slot >= 0:
+        # First, so that it is in flight while the row is made.
+        pool = S + (slot * H + head) * 16384 + value * 128 + tl.arange(0, 128)[None, :]
+        state = tl.load(pool).to(tl.float32)
+        made = (query_out, keys_out, inverse_out, outputs_out, rest_out, decay_out)
+        step_row(
+            (x, z, b, x_stride, z_stride, b_stride),
+            (weight, A_log, dt_bias),
+            (ring, grid),
+            (left_open, right_open, v_open, beta_open, total_open, reference_open),
+            made,
+            (lower_bound, scale),
+            slot,
+            position,
+            n,
+            head,
+            H,
+            BOUNDED,
+            TWO_REFERENCES,
+        )
+        tl.debug_barrier()
+        read_values(made, v_open, state, pool, o, slot, position & 15, n, head, value, H, 128, not TWO_REFERENCES)
+    else:
+        tl.store(o + (n * H + head) * 128 + value, tl.zeros((128, 1), tl.float32).to(o.dtype.element_ty))

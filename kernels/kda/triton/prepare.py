@@ -73,19 +73,20 @@ def prepare_kernel(
     b_stride,
     lower_bound,
     scale,
+    first_tile,
     H: tl.constexpr,
     BOUNDED: tl.constexpr,
     TWO_REFERENCES: tl.constexpr,
 ):
-    """Grid (tiles, H), one warp. x [R, 3 H 128] conv inputs (q, k, v), z [R, H 128] raw gates, b [R, H]; tiles
-    [tiles, 2] int32: sequence, row of a checkpoint or -1 (recur.py); sequences [N, 5] int32: slot, first row, start,
-    end, first tile.
+    """Grid (tiles from first_tile on, H), one warp. x [R, 3 H 128] conv inputs (q, k, v), z [R, H 128] raw gates, b
+    [R, H]; tiles [tiles, 2] int32: sequence, row of a checkpoint or -1 (recur.py); sequences [N, 5] int32: slot, first
+    row, start, end, first tile.
 
     Writes v [R, H, 128] bf16, and at tile * H + head: k+ and q+ [32, 128] (pair_row), k 2^(G_15 - G) [16, 128],
     T Diag(beta) and M [16, 16] transposed, all bf16, and 2^G_15 [128] fp32. A tile that stays open has its right
     factors in place of k 2^(G_15 - G), and at n * H + head its left ones [16, 128], its G and its r.
     """
-    tile, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    tile, head = tl.program_id(0).to(tl.int64) + first_tile, tl.program_id(1)
     n = tl.load(tiles + tile * 2).to(tl.int64)
     slot = tl.load(sequences + n * 5).to(tl.int64)
     start, end = tl.load(sequences + n * 5 + 2), tl.load(sequences + n * 5 + 3)
@@ -109,12 +110,13 @@ def prepare_kernel(
     q3, k3, v3 = load_before(x, ring, row, slot, position, 3, start, x_stride, channel, H)
     q2, k2, v2 = load_before(x, ring, row, slot, position, 2, start, x_stride, channel, H)
     q1, k1, v1 = load_before(x, ring, row, slot, position, 1, start, x_stride, channel, H)
-    q_next, k_next, v_next, z_next = load_row(x, z, row, x_stride, z_stride, channel, begin < stop, H)
+    # Two rows ahead, so that they are on their way while this one is computed.
+    near = load_row(x, z, row, x_stride, z_stride, channel, begin < stop, H)
+    far = load_row(x, z, row + 1, x_stride, z_stride, channel, begin + 1 < stop, H)
     for i in range(begin, stop):
-        q0, k0, v0 = q_next.to(tl.float32), k_next.to(tl.float32), v_next.to(tl.float32)
-        raw = z_next.to(tl.float32)
-        # A row ahead, so that it is on its way while this one is computed.
-        q_next, k_next, v_next, z_next = load_row(x, z, first_row + i + 1, x_stride, z_stride, channel, i + 1 < stop, H)
+        q0, k0, v0, raw = near[0].to(tl.float32), near[1].to(tl.float32), near[2].to(tl.float32), near[3].to(tl.float32)
+        near = far
+        far = load_row(x, z, first_row + i + 2, x_stride, z_stride, channel, i + 2 < stop, H)
         q, k = conv_silu(q3, q2, q1, q0, q_taps), conv_silu(k3, k2, k1, k0, k_taps)
         v = conv_silu(v3, v2, v1, v0, v_taps)
         left, query, right, total, reference = row_factors(
