@@ -1,0 +1,126 @@
+"""What to copy: a table of runs of bytes, made once for a set of pools and used for every slot.
+
+A part of a checkpoint lies in a pool as one view, or several (the conv tail of a head group: its channels of q, k and
+v). A view is cut into the runs that are contiguous in memory, runs into chunks; each chunk is a row of the table. Parts
+lie in the buffer one after another, each at a multiple of 16 bytes, with exactly the bytes that a store expects.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+UNIT_BYTES: Final = 16
+"""The widest access of a thread, and the alignment of parts in the buffer."""
+CHUNK_BYTES: Final = 32 << 10
+"""Bytes that one program copies at most."""
+Rows = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A view of a pool at place 0, whose other places lie `step` bytes apart, and which entry of `places` it obeys.
+
+    A slot's piece of the pool S [layers, slots, H, V, K] is S[layer, 0], with step = bytes of a slot.
+    """
+
+    view: Tensor
+    step: int
+    which: int = 0
+
+
+@dataclass(frozen=True)
+class Table:
+    """Chunks of all pieces, for the kernel and for its twin."""
+
+    rows: Tensor
+    """[chunks, 5] int64 on the pools' device: offset from `base`, step, which place, offset in the buffer, length; all
+    but the third in units."""
+    base: Tensor
+    """The first piece's view, which offsets are counted from."""
+    unit: int
+    """Bytes of a unit: 16, or less where a pool's shape leaves no choice."""
+    nbytes: int
+    """Size of the buffer."""
+    offsets: tuple[int, ...]
+    """Where each part begins in the buffer, in bytes."""
+    views: tuple[Tensor, ...]
+    """The views, so that the pools outlive the table."""
+
+
+def build_table(parts: Sequence[Sequence[Piece]], chunk_bytes: int = CHUNK_BYTES) -> Table:
+    """The table of parts, each a row-major tensor whose last axis is split over its pieces.
+
+    Raises ValueError for no piece at all, for pools on several devices, and for pieces of a part that don't agree.
+    """
+    views = tuple(piece.view for pieces in parts for piece in pieces)
+    if not views:
+        raise ValueError("a table needs at least one piece")
+    base = views[0]
+    if {view.device for view in views} != {base.device}:
+        raise ValueError("pieces lie on several devices")
+    found, offsets, end = [], [], 0
+    for pieces in parts:
+        offsets.append(end)
+        rows, size = _part_rows(pieces, base.data_ptr(), end)
+        found.append(rows)
+        end += -(-size // UNIT_BYTES) * UNIT_BYTES
+    rows = np.concatenate(found)
+    unit = math.gcd(UNIT_BYTES, base.data_ptr(), *(int(np.gcd.reduce(rows[:, c])) for c in (0, 1, 3, 4)))
+    rows = _cut(rows, max(chunk_bytes // unit * unit, unit))
+    rows[:, (0, 1, 3, 4)] //= unit
+    return Table(torch.from_numpy(rows).to(base.device), base, unit, end, tuple(offsets), views)
+
+
+def _part_rows(pieces: Sequence[Piece], base: int, start: int) -> tuple[Rows, int]:
+    """Rows of a part's runs in bytes, and the part's size: line by line, the pieces' lines side by side."""
+    lines = {math.prod(piece.view.shape[:-1]) for piece in pieces}
+    if len(lines) != 1 and len(pieces) != 1:
+        raise ValueError(f"pieces of one part have {sorted(lines)} lines")
+    widths = [piece.view.shape[-1] * piece.view.element_size() if piece.view.ndim else 0 for piece in pieces]
+    size = sum(piece.view.numel() * piece.view.element_size() for piece in pieces)
+    found, before = [], 0
+    for piece, width in zip(pieces, widths, strict=True):
+        runs, length = _runs(piece.view)
+        if len(pieces) == 1:
+            place = np.arange(len(runs), dtype=np.int64) * length
+        else:
+            if length != width:
+                runs = (runs[:, None] + np.arange(0, length, width, dtype=np.int64)).reshape(-1)
+            place, length = np.arange(len(runs), dtype=np.int64) * sum(widths) + before, width
+        rows = np.empty((len(runs), 5), np.int64)
+        rows[:, 0] = piece.view.data_ptr() - base + runs
+        rows[:, 1], rows[:, 2], rows[:, 3], rows[:, 4] = piece.step, piece.which, start + place, length
+        found.append(rows[rows[:, 4] > 0])
+        before += width
+    return np.concatenate(found), size
+
+
+def _runs(view: Tensor) -> tuple[Rows, int]:
+    """Byte offsets of a view's contiguous runs, in row-major order, and the bytes of each."""
+    if view.numel() == 0:
+        return np.empty(0, np.int64), 0
+    item, run, axis = view.element_size(), 1, view.ndim
+    while axis and (view.shape[axis - 1] == 1 or view.stride(axis - 1) == run):
+        axis -= 1
+        run *= view.shape[axis]
+    offsets = np.zeros(1, np.int64)
+    for extent, stride in zip(view.shape[:axis], view.stride()[:axis], strict=True):
+        offsets = (offsets[:, None] + np.arange(extent, dtype=np.int64) * stride * item).reshape(-1)
+    return offsets, run * item
+
+
+def _cut(rows: Rows, chunk: int) -> Rows:
+    """Rows of at most `chunk` bytes each, in the same order."""
+    counts = -(-rows[:, 4] // chunk)
+    cut = np.repeat(rows, counts, axis=0)
+    done = (np.arange(len(cut)) - np.repeat(np.cumsum(counts) - counts, counts)) * chunk
+    cut[:, 0] += done
+    cut[:, 3] += done
+    cut[:, 4] = np.minimum(cut[:, 4] - done, chunk)
+    return cut
