@@ -57,6 +57,25 @@ FP32: Final = Tile(16, 64, warps=4, stages=3)
 """Products of fp32 operands are small ones (gates, betas): one tile for all."""
 
 
+@dataclass(frozen=True)
+class HeadTile:
+    """One launch of the product by head, for at most `rows_max` rows."""
+
+    rows_max: int
+    rows: int
+    columns: int
+    warps: int
+    stages: int
+
+
+HEAD_TILES: Final = (
+    HeadTile(16, 16, 64, warps=4, stages=3),
+    HeadTile(64, 64, 64, warps=4, stages=3),
+    HeadTile(ANY_ROWS, 64, 128, warps=4, stages=3),
+)
+"""Ascending."""
+
+
 def tile_for(arch: str, rows: int, outputs: int, inputs: int) -> Tile:
     """The pinned tile of a bf16 product [rows, inputs] x [outputs, inputs]."""
     buckets = TABLE.get((arch, outputs, inputs), DEFAULT)

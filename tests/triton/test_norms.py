@@ -1,4 +1,4 @@
-"""Norms and SwiGLU in Triton: a row alone is the row of a batch, and both are the definition."""
+"""Norms, gates and embedding rows in Triton: a row alone is the row of a batch, and both are the definition."""
 
 import pytest
 import torch
@@ -6,10 +6,12 @@ from torch import Tensor
 
 pytest.importorskip("triton", reason="triton is not installed")
 
-from forkpoint.kernels.elementwise import silu
+from forkpoint.kernels.elementwise import sigmoid, silu
+from forkpoint.kernels.embedding import triton as embedding
 from forkpoint.kernels.ffn import triton as ffn
 from forkpoint.kernels.norm import naive
 from forkpoint.kernels.norm import triton as norm
+from tests.support.kernels import at_offset
 from tests.support.triton_shim import DEVICE
 
 EPS = 1e-5
@@ -66,6 +68,34 @@ def test_a_head_of_a_wider_row_has_the_norm_it_has_alone() -> None:
     assert torch.equal(heads.view(6, 128), norm.gated_rms_norm(o, gate, weight, EPS))
 
 
+@DTYPES
+@pytest.mark.parametrize("width", [1, 100, 128, 2304])
+def test_a_norm_does_not_depend_on_where_its_operands_lie(width: int, dtype: torch.dtype) -> None:
+    x, gate, weight = rows(19, width, dtype), rows(19, width, dtype, 1), rows(1, width, seed=2)[0]
+    whole = norm.gated_rms_norm(x, gate, weight, EPS)
+    for items in (1, 3):
+        moved = norm.gated_rms_norm(at_offset(x, items), gate, at_offset(weight, items), EPS)
+        assert torch.equal(moved, whole)
+    wide = torch.full((19, width + 5), torch.nan, device=DEVICE, dtype=dtype)
+    wide[:, 2:-3] = x
+    assert torch.equal(norm.gated_rms_norm(wide[:, 2:-3], gate, weight, EPS), whole)
+
+
+@DTYPES
+@pytest.mark.parametrize("width", [100, 2304])
+def test_a_fused_residual_sum_gives_what_the_two_steps_give(width: int, dtype: torch.dtype) -> None:
+    x, delta, weight = rows(5, width, dtype), rows(5, width, dtype, 1), rows(1, width, seed=2)[0]
+    total, normed = norm.add_rms_norm(x, delta, weight, EPS)
+    assert torch.equal(total, x + delta)
+    assert torch.equal(normed, norm.rms_norm(x + delta, weight, EPS))
+    for part in (slice(2, 3), slice(1, 5)):
+        again = norm.add_rms_norm(x[part], delta[part], weight, EPS)
+        assert torch.equal(again[0], total[part])
+        assert torch.equal(again[1], normed[part])
+    with pytest.raises(ValueError, match="delta has shape"):
+        norm.add_rms_norm(x, delta[:2], weight, EPS)
+
+
 def test_a_norm_of_no_rows_is_empty() -> None:
     assert norm.l2_norm(rows(0, 128)).shape == (0, 128)
 
@@ -89,6 +119,33 @@ def test_swiglu_is_the_definition_and_independent_of_the_batch(width: int, dtype
     torch.testing.assert_close(ours.double(), definition, rtol=1e-5, atol=1e-30)
     assert torch.equal(ffn.swiglu(gate[1:2], up[1:2], torch.float32), ours[1:2])
     assert torch.equal(ffn.swiglu(gate, up), ours.to(dtype))
+
+
+@DTYPES
+def test_a_sigmoid_gate_is_the_definition(dtype: torch.dtype) -> None:
+    both = rows(3, 2 * 448, dtype)
+    x, gate = both[:, :448], both[:, 448:]
+    ours = ffn.sigmoid_gate(x, gate, torch.float32)
+    torch.testing.assert_close(ours.double(), x.double() * sigmoid(gate.double()), rtol=1e-5, atol=1e-30)
+    assert torch.equal(ffn.sigmoid_gate(x[2:], gate[2:]), ours[2:].to(dtype))
+
+
+@DTYPES
+@pytest.mark.parametrize("width", [1, 256, 2304])
+def test_embedding_rows_are_those_of_the_table(width: int, dtype: torch.dtype) -> None:
+    table = rows(9, width, dtype)
+    for ids in (torch.tensor([8, 0, 3, 3], device=DEVICE), torch.tensor([5], device=DEVICE, dtype=torch.int32)):
+        assert torch.equal(embedding.gather(ids, table), table[ids.long()])
+        assert torch.equal(embedding.gather(ids, table, torch.float32), table[ids.long()].float())
+    assert embedding.gather(torch.empty(0, dtype=torch.int64, device=DEVICE), table).shape == (0, width)
+
+
+def test_embedding_rows_say_why_they_refuse() -> None:
+    ids, table = torch.zeros(2, dtype=torch.int64), torch.empty(3, 4)
+    assert embedding.why_not(ids, table) is None
+    assert "int32 or int64" in str(embedding.why_not(ids.float(), table))
+    with pytest.raises(ValueError, match="contiguous rows"):
+        embedding.gather(ids, torch.empty(4, 3).t())
 
 
 def test_swiglu_says_why_it_refuses() -> None:

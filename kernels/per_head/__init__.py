@@ -1,0 +1,1 @@
+"""A product of its own for each head: MLA's absorbed projections."""
