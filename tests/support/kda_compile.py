@@ -19,15 +19,13 @@ from triton.compiler import ASTSource
 
 from forkpoint.kernels.kda.triton.decode import decode_kernel, read_kernel, step_kernel
 from forkpoint.kernels.kda.triton.launch import PINNED, Shapes
-from forkpoint.kernels.kda.triton.prepare import prepare_kernel
+from forkpoint.kernels.kda.triton.prepare import prepare_kernel, values_kernel
 from forkpoint.kernels.kda.triton.recur import recur_kernel
 
 TARGET = GPUTarget("cuda", 90, 32)
-INT32 = {"facts", "tiles", "sequences", "total_open", "reference_open", "total_kept", "reference_kept"}
+INT32 = {"reference_out", "facts", "tiles", "sequences", "total_open", "reference_open", "total_kept", "reference_kept"}
 FP32 = {"weight", "A_log", "dt_bias", "beta_open", "decay_in", "decay_out", "checkpoints", "S"}
-SCALARS = dict.fromkeys(
-    ("x_stride", "z_stride", "b_stride", "first_tile", "first_sequence", "first", "last"), "i32"
-) | {"lower_bound": "fp32", "scale": "fp32"}
+SCALARS = dict.fromkeys(("x_stride", "z_stride", "b_stride"), "i32") | {"lower_bound": "fp32", "scale": "fp32"}
 STRIDES = ("x_stride", "z_stride")
 HEADS = 96
 
@@ -104,7 +102,7 @@ def _recur(values: int, warps: int, stages: int) -> Compiled:
 
 
 def _read(values: int, warps: int) -> Compiled:
-    return compiled(read_kernel, f"BV={values}", warps, H=HEADS, BV=values, OF_SLOTS=True)
+    return compiled(read_kernel, f"BV={values}", warps, H=HEADS, BV=values, OF_SLOTS=True, EARLY=True)
 
 
 def _rows(kernel: Any, warps: int, **constants: Any) -> list[Compiled]:
@@ -116,8 +114,9 @@ def _rows(kernel: Any, warps: int, **constants: Any) -> list[Compiled]:
 def pinned(shapes: Shapes = PINNED) -> list[Compiled]:
     """Every kernel as launch.py launches it."""
     return [
-        *_rows(prepare_kernel, shapes.prepare_warps),
-        *_rows(step_kernel, shapes.step_warps),
+        compiled(values_kernel, "", shapes.prepare_warps, H=HEADS),
+        *_rows(prepare_kernel, shapes.prepare_warps, UNROLL=shapes.prepare_unroll),
+        *_rows(step_kernel, shapes.step_warps, EARLY=True),
         *_rows(decode_kernel, shapes.whole_warps),
         _read(shapes.read_values, shapes.read_warps),
         _recur(shapes.recur_values, shapes.recur_warps, shapes.recur_stages),
@@ -127,8 +126,8 @@ def pinned(shapes: Shapes = PINNED) -> list[Compiled]:
 def others() -> list[Compiled]:
     """Shapes that a tuning session would try."""
     return [
-        *_rows(prepare_kernel, 2),
-        *_rows(step_kernel, 2),
+        *_rows(prepare_kernel, 2, UNROLL=2),
+        *_rows(step_kernel, 2, EARLY=True),
         *(_read(*shape) for shape in ((16, 1), (32, 1), (32, 2), (32, 4), (64, 2), (128, 4), (128, 8))),
         *(_recur(*shape) for shape in ((32, 2, 3), (32, 1, 3), (32, 4, 3), (64, 4, 2), (64, 4, 4), (128, 8, 3))),
     ]

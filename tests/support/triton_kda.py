@@ -10,7 +10,7 @@ from forkpoint.kernels.conv.naive import causal_conv
 from forkpoint.kernels.elementwise import sigmoid
 from forkpoint.kernels.kda.naive import OpenRows, kda_gate, recurrent_kda, tile_kda
 from forkpoint.kernels.kda.triton.launch import PINNED, KdaState, KdaWeights, OpenFactors, Shapes, decode, prefill
-from forkpoint.kernels.kda.triton.plan import SEGMENT_TILES, decode_facts, prefill_plan
+from forkpoint.kernels.kda.triton.plan import decode_facts, prefill_plan
 from forkpoint.kernels.norm.naive import l2_norm
 from tests.support.kernels import POISON_GATE
 
@@ -101,13 +101,12 @@ def feed_prefill(
     checkpoints: Tensor | None = None,
     at: dict[tuple[int, int], int] | None = None,
     shapes: Shapes = SHAPES,
-    segment_tiles: int = SEGMENT_TILES,
 ) -> list[Tensor]:
     """One packed prefill; returns each piece's o."""
     lengths = [end - start for _, _, start, end in pieces]
     bounds = [sum(lengths[:n]) for n in range(len(lengths) + 1)]
     layer = pieces[0][1]
-    plan = prefill_plan([p[0] for p in pieces], bounds, [p[2] for p in pieces], layer.device, at, segment_tiles)
+    plan = prefill_plan([p[0] for p in pieces], bounds, [p[2] for p in pieces], layer.device, at)
     o = prefill(*_packed(pieces), layer.weights, state, plan, checkpoints, shapes)
     return list(torch.split(o, lengths))
 

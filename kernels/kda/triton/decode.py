@@ -6,10 +6,11 @@ keeps few registers, so that many reads of S are in flight. decode_kernel does b
 
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from forkpoint.kernels.kda.triton.rows import conv_silu, load_taps, row_factors, sigmoid
 from forkpoint.kernels.kda.triton.tile_ops import (
-    closing_factors,
+    close_tile,
     fold,
     pair_token,
     read_state,
@@ -91,32 +92,26 @@ def step_row(
     # From memory rather than registers: a row's layout is not a tile's, and to turn it there takes more of both.
     tl.debug_barrier()
     rows = (slot * 16 + place) * H + head
-    exists, keys = place <= newest, key >= 0
-    across = rows[None, :] * 128 + key[:, None]
-    left = tl.load(left_open + across, mask=exists[None, :] & keys[:, None], other=0.0)
-    is_new = (column == newest) & keys[:, None]
-    queries = tl.load(query_out + at * 128 + key[:, None] + column * 0, mask=is_new, other=0.0)
-    cached = rows[:, None] * 128 + key[None, :]
-    right = tl.load(right_open + cached, mask=exists[:, None] & keys[None, :], other=0.0)
+    exists = place <= newest
     beta = tl.load(beta_open + rows, mask=exists, other=0.0)
-    inverse, outputs = tile_matrices(left, queries, right, beta, reference, place, TWO_REFERENCES)
+    factors = (left_open + rows * 128, query_out + at * 128 + place * 0, right_open + rows * 128)
+    late = reference_open + own * 128
+    inverse, outputs = tile_matrices(factors, exists, place == newest, beta, late, newest >= 8, TWO_REFERENCES)
     tl.store(inverse_out + at * 256 + row * 16 + column, inverse)
     # One column out of the tile by a masked store: it moves no bit, a sum over zeros might.
     tl.store(outputs_out + at * 16 + row + column * 0, outputs, mask=(row >= 0) & (column == newest))
     if TWO_REFERENCES:
-        plus = unreferenced(
-            tl.load(left_open + cached, mask=exists[:, None] & keys[None, :], other=0.0), reference, row
-        )
-        target = ((n * 16 + row) * H + head) * 128 + key[None, :]
-        tl.store(keys_out + target, plus, mask=(row <= newest) & keys[None, :])
-        only = tl.load(query_out + at * 128 + key[None, :] + row * 0, mask=(row == newest) & keys[None, :], other=0.0)
+        for first in tl.static_range(0, 16, 4):
+            some = (first + tl.arange(0, 4))[:, None]
+            mask = (some <= newest) & (key >= 0)[None, :]
+            left = tl.load(left_open + ((slot * 16 + some) * H + head) * 128 + key[None, :], mask=mask, other=0.0)
+            plus = unreferenced(left, reference[None, :], some)
+            tl.store(keys_out + ((n * 16 + some) * H + head) * 128 + key[None, :], plus, mask=mask)
         tl.debug_barrier()
-        plus = unreferenced(only, reference, row)
-        tl.store(query_out + at * 128 + key[None, :] + row * 0, plus, mask=(row == newest) & keys[None, :])
+        tl.store(query_out + at * 128 + key, unreferenced(query, reference, newest))
     if newest == 15:
-        rest, decay = closing_factors(right, total, reference, row, TWO_REFERENCES)
-        tl.store(rest_out + at * 2048 + row * 128 + key[None, :], rest)
-        tl.store(decay_out + at * 128 + key, decay)
+        first_row = right_open + (slot * 16 * H + head) * 128
+        close_tile(first_row, H * 128, rest_out + at * 2048, decay_out + at * 128, total, reference, TWO_REFERENCES)
 
 
 @triton.jit
@@ -147,21 +142,23 @@ def step_kernel(
     b_stride,
     lower_bound,
     scale,
-    first,
     H: tl.constexpr,
     BOUNDED: tl.constexpr,
     TWO_REFERENCES: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
-    """Grid (H, rows from `first` on), one warp. facts [N, 2] int32: slot, position; x [N, 3 H 128], z [N, H 128],
+    """Grid (H, N), one warp. facts [N, 2] int32: slot, position; x [N, 3 H 128], z [N, H 128],
     b [N, H].
 
     Puts the row into the slot's open tile and conv tails, and writes at n * H + head: q+ [128], T Diag(beta) transposed
     [16, 16], the newest row of M [16]; with two references k+ [16, 128], which else are the left factors; and of a tile
     that closes k 2^(G_15 - G) and 2^G_15. Slots below 0 do nothing.
     """
-    head, n = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64) + first
+    head, n = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
     slot = tl.load(facts + n * 2).to(tl.int64)
     position = tl.load(facts + n * 2 + 1)
+    if EARLY:
+        gdc_launch_dependents()
     if slot >= 0:
         step_row(
             (x, z, b, x_stride, z_stride, b_stride),
@@ -234,24 +231,26 @@ def read_kernel(
     decay_in,
     S,
     o,
-    first,
     H: tl.constexpr,
     BV: tl.constexpr,
     OF_SLOTS: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
-    """Grid (128 / BV, H, rows from `first` on), after step_kernel. o [N, H, 128]; zeros for slots below 0, which touch
+    """Grid (128 / BV, H, N), after step_kernel. o [N, H, 128]; zeros for slots below 0, which touch
     nothing else.
 
     keys_in: k+ [*, 16, H, 128], by slot with OF_SLOTS, else by row of the batch.
     """
     value = tl.program_id(0) * BV + tl.arange(0, BV)[:, None]
-    head, n = tl.program_id(1).to(tl.int64), tl.program_id(2).to(tl.int64) + first
+    head, n = tl.program_id(1).to(tl.int64), tl.program_id(2).to(tl.int64)
     slot = tl.load(facts + n * 2).to(tl.int64)
     newest = tl.load(facts + n * 2 + 1) & 15
     if slot >= 0:
         pool = S + (slot * H + head) * 16384 + value * 128 + tl.arange(0, 128)[None, :]
         state = tl.load(pool).to(tl.float32)
         made = (query_in, keys_in, inverse_in, outputs_in, rest_in, decay_in)
+        if EARLY:
+            gdc_wait()
         read_values(made, v_open, state, pool, o, slot, newest, n, head, value, H, BV, OF_SLOTS)
     else:
         tl.store(o + (n * H + head) * 128 + value, tl.zeros((BV, 1), tl.float32).to(o.dtype.element_ty))

@@ -5,7 +5,6 @@ pinned here by kernel, never by batch and never by timing.
 """
 
 from dataclasses import dataclass
-from functools import partial
 from typing import Final
 
 import torch
@@ -13,9 +12,8 @@ from torch import Tensor
 
 from forkpoint.kernels.kda.triton.decode import decode_kernel, read_kernel, step_kernel
 from forkpoint.kernels.kda.triton.limits import check_pool, check_rows, needs_two_references
-from forkpoint.kernels.kda.triton.overlap import Work, overlapped
-from forkpoint.kernels.kda.triton.plan import PrefillPlan, Segment
-from forkpoint.kernels.kda.triton.prepare import prepare_kernel
+from forkpoint.kernels.kda.triton.plan import PrefillPlan
+from forkpoint.kernels.kda.triton.prepare import prepare_kernel, values_kernel
 from forkpoint.kernels.kda.triton.recur import recur_kernel
 from forkpoint.kernels.kda.triton.state import HEAD_SIZE, KdaState, KdaWeights, OpenFactors
 from forkpoint.limits import TILE_TOKENS
@@ -28,20 +26,20 @@ class Shapes:
     """Block shapes and warps. Equal bits for all of them are a claim that a GPU test must bear out."""
 
     prepare_warps: int = 1
-    prepare_registers: int | None = None
+    prepare_registers: int | None = 112
+    prepare_unroll: int = 2
+    step_registers: int | None = None
     recur_values: int = 64
     recur_warps: int = 4
     recur_stages: int = 3
     step_warps: int = 1
     read_values: int = 64
     read_warps: int = 4
+    read_early: bool = True
+    """Programmatic dependent launch."""
     whole_warps: int = 8
     whole_heads_max: int = 264
     """Rows times heads up to which one kernel does all of a decode step."""
-    decode_share: int = 4
-    """One over the share of a batch that is read while the rest is stepped."""
-    decode_heads_min: int = 256
-    """Rows times heads of that share, below which a batch stays whole."""
 
 
 PINNED: Final = Shapes()
@@ -94,41 +92,43 @@ def prefill(
         workspace(tiles, TILE_TOKENS, TILE_TOKENS),
         workspace(tiles, HEAD_SIZE, dtype=torch.float32),
     )
+    gate = _gate(weights)
+    references = workspace(tiles if gate["TWO_REFERENCES"] else 0, HEAD_SIZE, dtype=torch.int32)
     kept = (
         workspace(sequences, TILE_TOKENS, HEAD_SIZE),
         workspace(sequences, HEAD_SIZE, dtype=torch.int32),
         workspace(sequences, HEAD_SIZE, dtype=torch.int32),
     )
 
-    def prepare(segment: Segment) -> None:
-        if segment.last == segment.first:
-            return
-        prepare_kernel[(segment.last - segment.first, heads)](
-            *(plan.tiles, plan.sequences, x, z, b, weights.conv, weights.A_log, weights.dt_bias, state.conv_ring),
-            *(opened.left, opened.right, opened.beta, opened.total, opened.reference, v, *factors, *kept),
-            *(x.stride(0), z.stride(0), b.stride(0), weights.lower_bound or 0.0, HEAD_SIZE**-0.5, segment.first),
+    if tiles:
+        values_kernel[(tiles, heads)](
+            *(plan.tiles, plan.sequences, x, weights.conv, state.conv_ring, v, x.stride(0)),
             H=heads,
             num_warps=shapes.prepare_warps,
+            enable_fp_fusion=False,
+        )
+        prepare_kernel[(tiles, heads)](
+            *(plan.tiles, plan.sequences, x, z, b, weights.conv, weights.A_log, weights.dt_bias, state.conv_ring),
+            *(opened.left, opened.right, opened.beta, opened.total, opened.reference, *factors, references, *kept),
+            *(x.stride(0), z.stride(0), b.stride(0), weights.lower_bound or 0.0, HEAD_SIZE**-0.5),
+            H=heads,
+            num_warps=shapes.prepare_warps,
+            UNROLL=shapes.prepare_unroll,
             maxnreg=shapes.prepare_registers,
             enable_fp_fusion=False,
-            **_gate(weights),
+            **gate,
         )
-
-    def recur(segment: Segment) -> None:
-        recur_kernel[(HEAD_SIZE // shapes.recur_values, heads, segment.last_sequence - segment.first_sequence)](
-            *(plan.tiles, plan.sequences, x, b, v, *factors, *kept),
-            *(state.S, state.S if checkpoints is None else checkpoints, out, state.conv_ring, state.conv_grid),
-            *(opened.left, opened.right, opened.v, opened.beta, opened.total, opened.reference),
-            *(x.stride(0), b.stride(0), segment.first_sequence, segment.first, segment.last),
-            H=heads,
-            BV=shapes.recur_values,
-            STAGES=shapes.recur_stages,
-            num_warps=shapes.recur_warps,
-            enable_fp_fusion=False,
-        )
-
-    parts: list[tuple[Work, Work]] = [(partial(prepare, one), partial(recur, one)) for one in plan.segments]
-    overlapped(parts, x.device)
+    recur_kernel[(HEAD_SIZE // shapes.recur_values, heads, sequences)](
+        *(plan.tiles, plan.sequences, x, b, v, *factors, *kept),
+        *(state.S, state.S if checkpoints is None else checkpoints, out, state.conv_ring, state.conv_grid),
+        *(opened.left, opened.right, opened.v, opened.beta, opened.total, opened.reference),
+        *(x.stride(0), b.stride(0)),
+        H=heads,
+        BV=shapes.recur_values,
+        STAGES=shapes.recur_stages,
+        num_warps=shapes.recur_warps,
+        enable_fp_fusion=False,
+    )
     return out
 
 
@@ -176,36 +176,25 @@ def decode(
         decode_kernel[(heads, count)](*stepped, state.S, out, **pinned, **gate)
         return out
 
-    def step(first: int, last: int) -> None:
-        step_kernel[(heads, last - first)](
-            *stepped,
-            first,
-            H=heads,
-            num_warps=shapes.step_warps,
-            enable_fp_fusion=False,
-            **gate,
-        )
-
-    def read(first: int, last: int) -> None:
-        read_kernel[(HEAD_SIZE // shapes.read_values, heads, last - first)](
-            *(facts, query, keys, opened.v, *factors, state.S, out, first),
-            H=heads,
-            BV=shapes.read_values,
-            OF_SLOTS=not two,
-            num_warps=shapes.read_warps,
-            enable_fp_fusion=False,
-        )
-
-    parts: list[tuple[Work, Work]] = [
-        (partial(step, *part), partial(read, *part)) for part in _decode_parts(count, heads, shapes)
-    ]
-    overlapped(parts, x.device)
+    # The second kernel may begin, and fetch S, while the first one ends.
+    early = shapes.read_early and x.is_cuda
+    step_kernel[(heads, count)](
+        *stepped,
+        H=heads,
+        EARLY=early,
+        num_warps=shapes.step_warps,
+        maxnreg=shapes.step_registers,
+        enable_fp_fusion=False,
+        **gate,
+    )
+    read_kernel[(HEAD_SIZE // shapes.read_values, heads, count)](
+        *(facts, query, keys, opened.v, *factors, state.S, out),
+        H=heads,
+        BV=shapes.read_values,
+        OF_SLOTS=not two,
+        EARLY=early,
+        num_warps=shapes.read_warps,
+        launch_pdl=early,
+        enable_fp_fusion=False,
+    )
     return out
-
-
-def _decode_parts(count: int, heads: int, shapes: Shapes) -> list[tuple[int, int]]:
-    """Rows of each part of a batch: a first one as short as the steps of the others are hidden behind its reads."""
-    first = -(-count // shapes.decode_share)
-    if first * heads < shapes.decode_heads_min or first == count:
-        return [(0, count)]
-    return [(0, first), (first, count)]

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Final
 
 import torch
 from torch import Tensor
@@ -14,20 +13,6 @@ NULL_SLOT = -1
 """Slot of a sequence that must touch nothing, as padding of a captured decode step needs: its o is zeros."""
 
 
-SEGMENT_TILES: Final = 128
-"""Tiles that are prepared while the ones before them are in the serial pass."""
-
-
-@dataclass(frozen=True)
-class Segment:
-    """Consecutive tiles first:last, and the sequences first_sequence:last_sequence that they belong to."""
-
-    first: int
-    last: int
-    first_sequence: int
-    last_sequence: int
-
-
 @dataclass(frozen=True)
 class PrefillPlan:
     """Sequences of any length, each with its slot; see prepare.py and recur.py for the columns."""
@@ -36,18 +21,7 @@ class PrefillPlan:
     """[tiles, 2] int32: sequence, checkpoint row or -1."""
     sequences: Tensor
     """[N, 5] int32: slot, first row, start, end, first tile."""
-    segments: tuple[Segment, ...]
-    """In order; together all tiles and all sequences, those without a tile too."""
     has_checkpoints: bool
-
-
-def segments_of(owners: list[int], sequences: int, size: int) -> tuple[Segment, ...]:
-    """Cuts tiles, each with the sequence that it belongs to, into segments."""
-    firsts = list(range(0, len(owners), size)) or [0]
-    begins = [0, *(owners[first] for first in firsts[1:])]
-    lasts = [*firsts[1:], len(owners)]
-    ends = [max(owners[last - 1] + 1, owners[last]) for last in firsts[1:]] + [sequences]
-    return tuple(Segment(*ends_of) for ends_of in zip(firsts, lasts, begins, ends, strict=True))
 
 
 def _check(slots: list[int], lengths: list[int], starts: list[int]) -> None:
@@ -66,7 +40,6 @@ def prefill_plan(
     starts: list[int],
     device: torch.device,
     checkpoints: dict[tuple[int, int], int] | None = None,
-    segment_tiles: int = SEGMENT_TILES,
 ) -> PrefillPlan:
     """Sequence n owns rows cu_seqlens[n]:cu_seqlens[n+1], starts at position starts[n] and lives in slots[n].
 
@@ -91,7 +64,6 @@ def prefill_plan(
     return PrefillPlan(
         tiles=_table(tiles, 2, device),
         sequences=_table(sequences, 5, device),
-        segments=segments_of([sequence for sequence, _ in tiles], len(sequences), segment_tiles),
         has_checkpoints=bool(checkpoints),
     )
 

@@ -1,36 +1,66 @@
-"""Prepare kernel: conv, norms, gates, and everything of a tile that does not depend on S, one warp a tile and head.
+"""Before the serial pass: values_kernel convolves v, prepare_kernel makes all of a tile that does not depend on S.
 
-First the tile's rows one after the other, a running sum of gates and the conv's last inputs in registers; then its
-products, from the rows just written, which are still in cache.
+Both take one warp a tile and head. prepare_kernel makes the tile's rows one after the other, a running sum of gates and
+the conv's last inputs in registers; then its products, from the rows just written, which are still in cache.
 """
 
 import triton
 import triton.language as tl
 
 from forkpoint.kernels.kda.triton.rows import conv_silu, load_taps, row_factors, sigmoid
-from forkpoint.kernels.kda.triton.tile_ops import closing_factors, pair_row, tile_matrices, unreferenced
+from forkpoint.kernels.kda.triton.tile_ops import close_tile, pair_row, tile_matrices, unreferenced
 
 
 @triton.jit
 def load_row(x, z, row, x_stride, z_stride, channel, exists, H: tl.constexpr):
-    """Inputs of q, k, v and of the gate of one row and head, [128] each."""
+    """Inputs of q, k and of the gate of one row and head, [128] each."""
     at = x + row * x_stride + channel
     mask = exists & (channel >= 0)
     q = tl.load(at, mask=mask, other=0.0)
     k = tl.load(at + H * 128, mask=mask, other=0.0)
-    v = tl.load(at + H * 256, mask=mask, other=0.0)
-    return q, k, v, tl.load(z + row * z_stride + channel, mask=mask, other=0.0)
+    return q, k, tl.load(z + row * z_stride + channel, mask=mask, other=0.0)
 
 
 @triton.jit
-def load_before(x, ring, row, slot, position, back, start, x_stride, channel, H: tl.constexpr):
-    """Conv inputs [128] fp32 of q, k and v `back` tokens before a position: a row of this call, the ring's, or 0."""
+def load_before(x, ring, row, slot, position, back, start, x_stride, channel, channels):
+    """Conv inputs [128] fp32 `back` tokens before a position: from a row of this call, the ring, or 0."""
     p = position - back
-    at = tl.where(p >= start, x + (row - back) * x_stride, ring + (slot * 4 + (p & 3)) * (H * 384)) + channel
-    mask = (p >= 0) & (channel >= 0)
-    q = tl.load(at, mask=mask, other=0.0).to(tl.float32)
-    k = tl.load(at + H * 128, mask=mask, other=0.0).to(tl.float32)
-    return q, k, tl.load(at + H * 256, mask=mask, other=0.0).to(tl.float32)
+    at = tl.where(p >= start, x + (row - back) * x_stride, ring + (slot * 4 + (p & 3)) * channels) + channel
+    return tl.load(at, mask=(p >= 0) & (channel >= 0), other=0.0).to(tl.float32)
+
+
+@triton.jit
+def tile_of(tiles, sequences, tile):
+    """(sequence, slot, start, first position, first and last + 1 place that is new, row of place 0) of a tile."""
+    n = tl.load(tiles + tile * 2).to(tl.int64)
+    start, end = tl.load(sequences + n * 5 + 2), tl.load(sequences + n * 5 + 3)
+    origin = start // 16 * 16 + (tile - tl.load(sequences + n * 5 + 4)).to(tl.int32) * 16
+    row = tl.load(sequences + n * 5 + 1).to(tl.int64) + origin - start
+    slot = tl.load(sequences + n * 5).to(tl.int64)
+    return n, slot, start, origin, tl.maximum(start - origin, 0), tl.minimum(end - origin, 16), row
+
+
+@triton.jit
+def values_kernel(tiles, sequences, x, weight, ring, v_out, x_stride, H: tl.constexpr):
+    """Grid (tiles, H), one warp: v [R, H, 128] bf16 of the new rows, from x [R, 3 H 128] conv inputs (q, k, v)."""
+    tile, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    _, slot, start, origin, begin, stop, first_row = tile_of(tiles, sequences, tile)
+    key = tl.arange(0, 128)
+    channel = H * 256 + head * 128 + key
+    taps = load_taps(weight, channel, H * 384)
+    row, position = first_row + begin, origin + begin
+    v3 = load_before(x, ring, row, slot, position, 3, start, x_stride, channel, H * 384)
+    v2 = load_before(x, ring, row, slot, position, 2, start, x_stride, channel, H * 384)
+    v1 = load_before(x, ring, row, slot, position, 1, start, x_stride, channel, H * 384)
+    following = tl.load(x + row * x_stride + channel)
+    for i in tl.range(begin, stop, loop_unroll_factor=2):
+        v0 = following.to(tl.float32)
+        # A row ahead, so that it is on its way while this one is computed.
+        mask = (i + 1 < stop) & (key >= 0)
+        following = tl.load(x + (first_row + i + 1) * x_stride + channel, mask=mask, other=0.0)
+        v = conv_silu(v3, v2, v1, v0, taps).to(tl.bfloat16)
+        tl.store(v_out + ((first_row + i) * H + head) * 128 + key, v)
+        v3, v2, v1 = v2, v1, v0
 
 
 @triton.jit
@@ -59,12 +89,12 @@ def prepare_kernel(
     beta_open,
     total_open,
     reference_open,
-    v_out,
     kq_out,
     rest_out,
     inverse_out,
     outputs_out,
     decay_out,
+    reference_out,
     left_kept,
     total_kept,
     reference_kept,
@@ -73,26 +103,21 @@ def prepare_kernel(
     b_stride,
     lower_bound,
     scale,
-    first_tile,
     H: tl.constexpr,
     BOUNDED: tl.constexpr,
     TWO_REFERENCES: tl.constexpr,
+    UNROLL: tl.constexpr,
 ):
-    """Grid (tiles from first_tile on, H), one warp. x [R, 3 H 128] conv inputs (q, k, v), z [R, H 128] raw gates, b
-    [R, H]; tiles [tiles, 2] int32: sequence, row of a checkpoint or -1 (recur.py); sequences [N, 5] int32: slot, first
-    row, start, end, first tile.
+    """Grid (tiles, H), one warp. x [R, 3 H 128] conv inputs (q, k, v), z [R, H 128] raw gates, b [R, H]; tiles
+    [tiles, 2] int32: sequence, row of a checkpoint or -1 (recur.py); sequences [N, 5] int32: slot, first row, start,
+    end, first tile.
 
-    Writes v [R, H, 128] bf16, and at tile * H + head: k+ and q+ [32, 128] (pair_row), k 2^(G_15 - G) [16, 128],
-    T Diag(beta) and M [16, 16] transposed, all bf16, and 2^G_15 [128] fp32. A tile that stays open has its right
-    factors in place of k 2^(G_15 - G), and at n * H + head its left ones [16, 128], its G and its r.
+    Writes at tile * H + head: k+ and q+ [32, 128] (pair_row), k 2^(G_15 - G) [16, 128], T Diag(beta) and M [16, 16]
+    transposed, all bf16, 2^G_15 [128] fp32, and with two references r. A tile that stays open has its right factors in
+    place of k 2^(G_15 - G), and at n * H + head its left ones [16, 128], its G and its r.
     """
-    tile, head = tl.program_id(0).to(tl.int64) + first_tile, tl.program_id(1)
-    n = tl.load(tiles + tile * 2).to(tl.int64)
-    slot = tl.load(sequences + n * 5).to(tl.int64)
-    start, end = tl.load(sequences + n * 5 + 2), tl.load(sequences + n * 5 + 3)
-    origin = start // 16 * 16 + (tile - tl.load(sequences + n * 5 + 4)).to(tl.int32) * 16
-    begin, stop = tl.maximum(start - origin, 0), tl.minimum(end - origin, 16)
-    first_row = tl.load(sequences + n * 5 + 1).to(tl.int64) + origin - start
+    tile, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    n, slot, start, origin, begin, stop, first_row = tile_of(tiles, sequences, tile)
     key, place = tl.arange(0, 128), tl.arange(0, 16)
     channel = head * 128 + key
     at = tile * H + head
@@ -105,44 +130,41 @@ def prepare_kernel(
     gate = (tl.load(dt_bias + channel), tl.exp(tl.load(A_log + head)), lower_bound, scale)
     q_taps = load_taps(weight, channel, H * 384)
     k_taps = load_taps(weight, H * 128 + channel, H * 384)
-    v_taps = load_taps(weight, H * 256 + channel, H * 384)
     row, position = first_row + begin, origin + begin
-    q3, k3, v3 = load_before(x, ring, row, slot, position, 3, start, x_stride, channel, H)
-    q2, k2, v2 = load_before(x, ring, row, slot, position, 2, start, x_stride, channel, H)
-    q1, k1, v1 = load_before(x, ring, row, slot, position, 1, start, x_stride, channel, H)
-    # Two rows ahead, so that they are on their way while this one is computed.
-    near = load_row(x, z, row, x_stride, z_stride, channel, begin < stop, H)
-    far = load_row(x, z, row + 1, x_stride, z_stride, channel, begin + 1 < stop, H)
-    for i in range(begin, stop):
-        q0, k0, v0, raw = near[0].to(tl.float32), near[1].to(tl.float32), near[2].to(tl.float32), near[3].to(tl.float32)
-        near = far
-        far = load_row(x, z, first_row + i + 2, x_stride, z_stride, channel, i + 2 < stop, H)
+    q3 = load_before(x, ring, row, slot, position, 3, start, x_stride, channel, H * 384)
+    q2 = load_before(x, ring, row, slot, position, 2, start, x_stride, channel, H * 384)
+    q1 = load_before(x, ring, row, slot, position, 1, start, x_stride, channel, H * 384)
+    k3 = load_before(x, ring, row, slot, position, 3, start, x_stride, H * 128 + channel, H * 384)
+    k2 = load_before(x, ring, row, slot, position, 2, start, x_stride, H * 128 + channel, H * 384)
+    k1 = load_before(x, ring, row, slot, position, 1, start, x_stride, H * 128 + channel, H * 384)
+    q_next, k_next, z_next = load_row(x, z, row, x_stride, z_stride, channel, begin < stop, H)
+    for i in tl.range(begin, stop, loop_unroll_factor=UNROLL):
+        q0, k0, raw = q_next.to(tl.float32), k_next.to(tl.float32), z_next.to(tl.float32)
+        q_next, k_next, z_next = load_row(x, z, first_row + i + 1, x_stride, z_stride, channel, i + 1 < stop, H)
         q, k = conv_silu(q3, q2, q1, q0, q_taps), conv_silu(k3, k2, k1, k0, k_taps)
-        v = conv_silu(v3, v2, v1, v0, v_taps)
         left, query, right, total, reference = row_factors(
             q, k, raw, total, reference, i, gate, TWO_REFERENCES, BOUNDED
         )
         tl.store(kq + pair_row(i) * 128 + key, left)
         tl.store(kq + pair_row(i) * 128 + 128 + key, query)
         tl.store(rest + i * 128 + key, right)
-        tl.store(v_out + ((first_row + i) * H + head) * 128 + key, v.to(tl.bfloat16))
-        q3, q2, q1, k3, k2, k1, v3, v2, v1 = q2, q1, q0, k2, k1, k0, v2, v1, v0
+        q3, q2, q1, k3, k2, k1 = q2, q1, q0, k2, k1, k0
     pairs = pair_row(place) * 128
     if stop - begin < 16:
         zero = tl.zeros((16, 128), tl.bfloat16)
         absent = (place >= stop)[:, None] & (key >= 0)[None, :]
         tl.store(kq + pairs[:, None] + key[None, :], zero, mask=absent)
         tl.store(kq + pairs[:, None] + 128 + key[None, :], zero, mask=absent | (place < begin)[:, None])
-        tl.store(rest + place[:, None] * 128 + key[None, :], zero, mask=absent)
+    if TWO_REFERENCES:
+        tl.store(reference_out + at * 128 + key, reference)
     tl.debug_barrier()
-    left = tl.load(kq + pairs[None, :] + key[:, None])
-    query = tl.load(kq + pairs[None, :] + 128 + key[:, None])
-    right = tl.load(rest + place[:, None] * 128 + key[None, :])
     kept = tl.load(beta_open + (slot * 16 + place) * H + head, mask=place < begin, other=0.0)
     new = (place >= begin) & (place < stop)
     logit = tl.load(b + (first_row + place) * b_stride + head, mask=new, other=0.0).to(tl.float32)
     beta = tl.where(new, sigmoid(logit), kept)
-    inverse, outputs = tile_matrices(left, query, right, beta, reference, place, TWO_REFERENCES)
+    made = (kq + pairs, kq + pairs + 128, rest + place * 128)
+    late = reference_out + at * 128
+    inverse, outputs = tile_matrices(made, place < stop, new, beta, late, stop > 8, TWO_REFERENCES)
     square = at * 256 + place[:, None] * 16 + place[None, :]
     tl.store(inverse_out + square, inverse)
     tl.store(outputs_out + square, outputs)
@@ -152,12 +174,11 @@ def prepare_kernel(
         tl.store(reference_kept + (n * H + head) * 128 + key, reference)
         tl.store(left_kept + (n * H + head) * 2048 + rows, tl.load(kq + pairs[:, None] + key[None, :]))
     if TWO_REFERENCES:
-        k_left, q_left = tl.load(kq + pairs[:, None] + key[None, :]), tl.load(kq + pairs[:, None] + 128 + key[None, :])
         tl.debug_barrier()
-        tl.store(kq + pairs[:, None] + key[None, :], unreferenced(k_left, reference, place[:, None]))
-        tl.store(kq + pairs[:, None] + 128 + key[None, :], unreferenced(q_left, reference, place[:, None]))
+        for first in tl.static_range(0, 16, 4):
+            some = (first + tl.arange(0, 4))[:, None]
+            pair = kq + pair_row(some) * 128 + key[None, :]
+            tl.store(pair, unreferenced(tl.load(pair), reference[None, :], some))
+            tl.store(pair + 128, unreferenced(tl.load(pair + 128), reference[None, :], some))
     if stop == 16:
-        moved, decay = closing_factors(right, total, reference, place[:, None], TWO_REFERENCES)
-        tl.debug_barrier()
-        tl.store(rest + rows, moved)
-        tl.store(decay_out + at * 128 + key, decay)
+        close_tile(rest, 128, rest, decay_out + at * 128, total, reference, TWO_REFERENCES)

@@ -70,38 +70,31 @@ def recur_kernel(
     reference_open,
     x_stride,
     b_stride,
-    first_sequence,
-    first,
-    last,
     H: tl.constexpr,
     BV: tl.constexpr,
     STAGES: tl.constexpr,
 ):
-    """Grid (128 / BV, H, sequences from first_sequence on), tiles first:last of the plan, all earlier ones done.
-
-    Writes o [R, H, 128] of the new rows, S [slots, H, 128, 128] if a tile closed, and what
+    """Grid (128 / BV, H, N). Writes o [R, H, 128] of the new rows, S [slots, H, 128, 128] if a tile closed, and what
     the slot keeps of its end: the open tile's factors and the conv tails.
 
     tiles [tiles, 2] int32: sequence, and the row of checkpoints [*, H, 128, 128] fp32 that takes S after the tile, or
     -1; sequences [N, 5] int32: slot, first row, start, end, first tile. Slots below 0 get zeros and write no state.
     """
     value = tl.program_id(0) * BV + tl.arange(0, BV)[:, None]
-    head, n = tl.program_id(1).to(tl.int64), tl.program_id(2).to(tl.int64) + first_sequence
+    head, n = tl.program_id(1).to(tl.int64), tl.program_id(2).to(tl.int64)
     slot = tl.load(sequences + n * 5).to(tl.int64)
     first_row = tl.load(sequences + n * 5 + 1).to(tl.int64)
     start, end = tl.load(sequences + n * 5 + 2), tl.load(sequences + n * 5 + 3)
     first_tile = tl.load(sequences + n * 5 + 4)
     place, key = tl.arange(0, 16), tl.arange(0, 128)
-    origin, stop = start // 16 * 16, end & 15
-    closing = end // 16 - start // 16
-    final = first_tile + closing + (stop > 0).to(tl.int32) - 1
-    if (slot >= 0) & (end > start) & (first_tile < last) & (final >= first):
-        begin_tile, end_tile = tl.maximum(first - first_tile, 0), tl.minimum(last - first_tile, closing)
+    if (slot >= 0) & (end > start):
+        origin = start // 16 * 16
+        count = end // 16 - start // 16
         sequence = (slot, first_row, start, end)
         tile_place = value * 128 + key[None, :]
         pool = S + (slot * H + head) * 16384 + tile_place
         state = tl.load(pool).to(tl.float32)
-        for t in tl.range(begin_tile, end_tile, num_stages=STAGES):
+        for t in tl.range(0, count, num_stages=STAGES):
             at = (first_tile + t) * H + head
             here = (at, head, value, origin + t * 16)
             kq, v, inverse, outputs, row, new = load_tile(
@@ -115,12 +108,13 @@ def recur_kernel(
             save = tl.load(tiles + (first_tile + t) * 2 + 1).to(tl.int64)
             if save >= 0:
                 tl.store(checkpoints + (save * H + head) * 16384 + tile_place, state)
-        if end_tile > begin_tile:
+        if count > 0:
             tl.store(pool, state.to(S.dtype.element_ty))
-        begin = tl.where(closing > 0, 0, start & 15)
-        if (stop > 0) & (final < last):
-            at = (first_tile + closing) * H + head
-            here = (at, head, value, origin + closing * 16)
+        stop = end & 15
+        begin = tl.where(count > 0, 0, start & 15)
+        if stop > 0:
+            at = (first_tile + count) * H + head
+            here = (at, head, value, origin + count * 16)
             kq, v, inverse, outputs, row, new = load_tile(
                 v_new, v_open, kq_in, inverse_in, outputs_in, at, sequence, here, H
             )
@@ -132,13 +126,13 @@ def recur_kernel(
             if tl.program_id(0) == 0:
                 rows = (slot, head, begin, stop)
                 keep_rows(rest_in + at * 2048, left_kept + (n * H + head) * 2048, left_open, right_open, at, rows, H)
-                held = (n * H + head) * 128 + key
-                tl.store(total_open + (slot * H + head) * 128 + key, tl.load(total_kept + held))
-                tl.store(reference_open + (slot * H + head) * 128 + key, tl.load(reference_kept + held))
+                last = (n * H + head) * 128 + key
+                tl.store(total_open + (slot * H + head) * 128 + key, tl.load(total_kept + last))
+                tl.store(reference_open + (slot * H + head) * 128 + key, tl.load(reference_kept + last))
                 mask = (place >= begin) & (place < stop)
-                logit = tl.load(b + (first_row + origin + closing * 16 - start + place) * b_stride + head, mask=mask)
+                logit = tl.load(b + (first_row + origin + count * 16 - start + place) * b_stride + head, mask=mask)
                 tl.store(beta_open + (slot * 16 + place) * H + head, sigmoid(logit.to(tl.float32)), mask=mask)
-        if (tl.program_id(0) == 0) & (final < last):
+        if tl.program_id(0) == 0:
             for part in tl.static_range(3):
                 channel = (part * H + head) * 128 + key
                 keep_conv(x, ring, grid, slot, first_row, start, end, channel, x_stride, H * 384)

@@ -36,7 +36,7 @@ def unit_upper_inverse(n, row, column):
 
 @triton.jit
 def late_keys(right, reference, row):
-    """Right factors [16, 128] of rows 0-7 moved to the reference of rows 8-15, by an exact power of two.
+    """Right factors [16, keys] of rows 0-7 moved to the reference of rows 8-15, by an exact power of two.
 
     In two steps, since its exponent goes down to -192; what falls below fp32 on the way is 2^-54 of its row.
     """
@@ -47,41 +47,66 @@ def late_keys(right, reference, row):
 
 
 @triton.jit
-def tile_matrices(left, query, right, beta, reference, place, TWO_REFERENCES: tl.constexpr):
+def tile_matrices(rows, exists, asks, beta, reference_at, late_exists, TWO_REFERENCES: tl.constexpr):
     """T Diag(beta) and M [16, 16], transposed, bf16.
 
-    left and query [128, 16], right [16, 128] bf16 (rows.py: row_factors), beta [16], reference [128] int32, place =
-    arange(16); rows that do not exist are 0, and so is a reference without its row.
+    rows = (left, query, right): pointers [16] to each token's bf16 [128] (rows.py: row_factors); exists, asks [16]:
+    which tokens are there, and which have a query; beta [16], 0 where none is; reference_at: r int32 [128], read if
+    late_exists, which says whether row 8 does.
     """
+    left_at, query_at, right_at = rows
+    place = tl.arange(0, 16)
     row, column = place[:, None], place[None, :]
-    lower, outputs = tl.dot(right, left), tl.dot(right, query)
+    lower, outputs = tl.zeros((16, 16), tl.float32), tl.zeros((16, 16), tl.float32)
+    late_lower, late_outputs = tl.zeros((16, 16), tl.float32), tl.zeros((16, 16), tl.float32)
+    for first in tl.static_range(0, 128, 32):
+        part = first + tl.arange(0, 32)
+        any_key = part >= 0
+        right = tl.load(right_at[:, None] + part[None, :], mask=exists[:, None] & any_key[None, :], other=0.0)
+        left = tl.load(left_at[None, :] + part[:, None], mask=exists[None, :] & any_key[:, None], other=0.0)
+        query = tl.load(query_at[None, :] + part[:, None], mask=asks[None, :] & any_key[:, None], other=0.0)
+        lower, outputs = tl.dot(right, left, lower), tl.dot(right, query, outputs)
+        if TWO_REFERENCES:
+            reference = tl.load(reference_at + part, mask=late_exists & any_key, other=0)
+            late = late_keys(right, reference, row)
+            late_lower, late_outputs = tl.dot(late, left, late_lower), tl.dot(late, query, late_outputs)
+        # Or the loads of all parts would go first, and their registers cost a third of the warps.
+        tl.debug_barrier()
     if TWO_REFERENCES:
-        late = late_keys(right, reference, row)
-        lower = tl.where(column < HALF, lower, tl.dot(late, left))
-        outputs = tl.where(column < HALF, outputs, tl.dot(late, query))
+        lower = tl.where(column < HALF, lower, late_lower)
+        outputs = tl.where(column < HALF, outputs, late_outputs)
     outputs = tl.where(row <= column, outputs, 0.0).to(tl.bfloat16)
     inverse = unit_upper_inverse(tl.where(row < column, -(lower * beta[None, :]), 0.0), row, column)
     return (inverse * beta[:, None]).to(tl.bfloat16), outputs
 
 
 @triton.jit
-def unreferenced(factor, reference, row):
-    """x 2^G [16, 128] bf16 from left factors of two references. Below 2^-53 it may become 0."""
-    scale = tl.exp2(tl.where(row < HALF, -FIRST_SHIFT, reference[None, :] - SECOND_SHIFT).to(tl.float32))
+def unreferenced(factor, reference, place):
+    """x 2^G bf16 from left factors of two references; the arguments broadcast. Below 2^-53 it may become 0."""
+    scale = tl.exp2(tl.where(place < HALF, -FIRST_SHIFT, reference - SECOND_SHIFT).to(tl.float32))
     return (factor.to(tl.float32) * scale).to(tl.bfloat16)
 
 
 @triton.jit
-def closing_factors(right, total, reference, row, TWO_REFERENCES: tl.constexpr):
-    """k 2^(G_15 - G) [16, 128] bf16 and 2^G_15 [128] fp32 of a tile that closes; total = G_15 [128] int32."""
+def close_tile(right, right_stride, rest, decay_out, total, reference, TWO_REFERENCES: tl.constexpr):
+    """Stores k 2^(G_15 - G) bf16 [16, 128] and 2^G_15 fp32 [128] of a tile that closes; total = G_15 [128] int32.
+
+    right: [16] rows of 128 that lie right_stride apart; `rest` may be the same memory.
+    """
+    key = tl.arange(0, 128)
     decay = tl.exp2(total.to(tl.float32) * GATE_UNIT)
-    if TWO_REFERENCES:
-        late = (total - (reference << GATE_BITS)).to(tl.float32) * GATE_UNIT + SECOND_SHIFT
-        early = total.to(tl.float32) * GATE_UNIT + FIRST_SHIFT
-        scale = tl.exp2(tl.where(row < HALF, early[None, :], late[None, :]))
-    else:
-        scale = decay[None, :]
-    return (right.to(tl.float32) * scale).to(tl.bfloat16), decay
+    for first in tl.static_range(0, 16, 4):
+        place = first + tl.arange(0, 4)
+        row = place[:, None]
+        if TWO_REFERENCES:
+            late = (total - (reference << GATE_BITS)).to(tl.float32) * GATE_UNIT + SECOND_SHIFT
+            early = total.to(tl.float32) * GATE_UNIT + FIRST_SHIFT
+            scale = tl.exp2(tl.where(row < HALF, early[None, :], late[None, :]))
+        else:
+            scale = decay[None, :]
+        scaled = tl.load(right + row * right_stride + key[None, :]).to(tl.float32) * scale
+        tl.store(rest + row * 128 + key[None, :], scaled.to(tl.bfloat16))
+    tl.store(decay_out + key, decay)
 
 
 @triton.jit
