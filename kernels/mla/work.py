@@ -1,58 +1,88 @@
-"""Which programs attend to a packed batch: blocks of (token, head) rows, times splits of keys.
+"""Which programs attend to a packed batch: blocks of (token, head) rows, times splits of keys; and where rows go.
 
 A block's rows are those of one sequence, tokens outside, heads inside, so any number of heads fills it. Which rows
-share a block, and how many splits the block walks, changes no bit of a row (kernels/mla/triton.py says why).
+share a block, and how many splits the block walks, changes no bit of a row (kernels/mla/triton says why). The cuts
+between splits are absolute positions, whatever the batch.
+
+A plan is made once a step from the scheduler's lists, copied to the device in one piece, and used by every layer.
 """
 
-from collections.abc import Iterator
-from dataclasses import dataclass
-from functools import lru_cache
+from array import array
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import Final
 
 import torch
 from torch import Tensor
 
-from forkpoint.limits import PAGE_TOKENS, SPLIT_TOKENS
+from forkpoint.limits import PAGE_TOKENS
+
+TIERS: Final = ((4096, 512), (16384, 1024), (None, 2048))
+"""(position, size): up to that position, keys are split every `size` tokens. Short splits keep a short context's few
+programs busy; long ones bound the partial results, 2 KB a row and split, which would else outweigh the keys."""
+RECORD: Final = 8
+"""int32 values of an item: row of q (heads counted) that its block begins with, number of that row in its sequence,
+position of the sequence's first row, and behind its last row, position of the item's first key, pages, place in
+`tables` of the first page, slot of its partial results."""
+ALIGNMENT: Final = 32
+"""int32 values: parts of the one copy begin at multiples of 128 bytes, so that kernels see one alignment."""
 
 
 @dataclass(frozen=True)
 class Work:
     """One launch of the split kernel and of the combine kernel."""
 
-    items: Tensor
-    """int32 [W, 3]: sequence, block of it, split; a block's splits one after another, ascending."""
+    records: Tensor
+    """int32 [W, 8], see RECORD; items of one split lie side by side, so that their keys are read from the L2 cache."""
     blocks: Tensor
-    """int32 [B, 4]: sequence, block of it, first item, number of splits."""
+    """int32 [B, 4]: row of q that the block begins with, its rows, slot of its first split, number of splits."""
 
 
 @dataclass(frozen=True)
-class Plan:
-    """A batch, cut into launches that fit the workspace."""
+class _Tier:
+    """Splits of one size: the first of them, in number and position, and the position behind the last (or none)."""
 
-    sequences: Tensor
-    """int64 [N, 4]: first packed row, rows, position of the first, offset of its page table."""
-    tables: Tensor
-    """int32: all page tables, end to end, each up to the page of its sequence's last row."""
-    launches: tuple[Work, ...]
-    items_max: int
+    first: int
+    start: int
+    end: int | None
+    size: int
+
+
+def _tiers(tiers: Sequence[tuple[int | None, int]]) -> list[_Tier]:
+    made: list[_Tier] = []
+    first = start = 0
+    for end, size in tiers:
+        if size % PAGE_TOKENS or (end is not None and (end - start) % size):
+            raise ValueError(f"splits of {size} tokens from {start} to {end} do not end at pages")
+        made.append(_Tier(first, start, end, size))
+        if end is not None:
+            first, start = first + (end - start) // size, end
+    return made
 
 
 @dataclass(frozen=True)
 class _Blocks:
-    """All blocks of a batch, [B] each: sequence, number in it, splits up to its last row."""
+    """All blocks of a batch, [B] each: sequence, number in it, splits up to its last row, position of that row."""
 
     sequence: Tensor
     number: Tensor
     splits: Tensor
+    last: Tensor
 
     @staticmethod
-    def of(rows: Tensor, starts: Tensor, heads: int, block_rows: int) -> "_Blocks":
-        places = rows * heads
-        counts = (places + block_rows - 1) // block_rows
-        sequence = torch.repeat_interleave(torch.arange(len(rows)), counts)
+    def of(facts: Tensor, heads: int, rows: int, tiers: list[_Tier]) -> "_Blocks":
+        places = facts[:, 1] * heads
+        counts = (places + rows - 1) // rows
+        sequence = torch.repeat_interleave(torch.arange(len(facts)), counts)
         number = _within(counts)
-        last = torch.minimum((number + 1) * block_rows, places[sequence]) - 1
-        return _Blocks(sequence, number, (starts[sequence] + last // heads) // SPLIT_TOKENS + 1)
+        place = torch.minimum((number + 1) * rows, places[sequence]) - 1
+        last = facts[sequence, 2] + place // heads
+        splits = torch.zeros_like(last)
+        for tier in tiers:
+            reached = (last + 1 - tier.start).clamp(min=0, max=None if tier.end is None else tier.end - tier.start)
+            splits += (reached + tier.size - 1) // tier.size
+        return _Blocks(sequence, number, splits, last)
 
     def launches(self, items_max: int) -> Iterator["_Blocks"]:
         """Runs of blocks of at most `items_max` items, or of one block."""
@@ -61,22 +91,31 @@ class _Blocks:
         while first < len(ends):
             end = int(torch.searchsorted(ends, before + items_max, right=True))
             end = max(end, first + 1)
-            yield _Blocks(self.sequence[first:end], self.number[first:end], self.splits[first:end])
+            now = slice(first, end)
+            yield _Blocks(self.sequence[now], self.number[now], self.splits[now], self.last[now])
             first, before = end, int(ends[end - 1])
 
-    def work(self, device: torch.device) -> Work:
-        """Tables of one launch."""
-        items = torch.stack(
-            [
-                torch.repeat_interleave(self.sequence, self.splits),
-                torch.repeat_interleave(self.number, self.splits),
-                _within(self.splits),
-            ],
-            dim=1,
-        )
-        first = self.splits.cumsum(0) - self.splits
-        blocks = torch.stack([self.sequence, self.number, first, self.splits], dim=1)
-        return Work(items=items.to(device, torch.int32), blocks=blocks.to(device, torch.int32))
+    def work(self, facts: Tensor, heads: int, rows: int, tiers: list[_Tier]) -> tuple[Tensor, Tensor]:
+        """Records and blocks of one launch."""
+        line = facts[self.sequence, 0] * heads + self.number * rows
+        inside = torch.clamp(facts[self.sequence, 1] * heads - self.number * rows, max=rows)
+        first_slot = self.splits.cumsum(0) - self.splits
+        blocks = torch.stack([line, inside, first_slot, self.splits], dim=1)
+        item = torch.repeat_interleave(torch.arange(len(self.splits)), self.splits)
+        split = _within(self.splits)
+        key, size = torch.zeros_like(split), torch.zeros_like(split)
+        for tier in tiers:
+            here = split >= tier.first
+            key = torch.where(here, tier.start + (split - tier.first) * tier.size, key)
+            size = torch.where(here, tier.size, size)
+        pages = torch.minimum(key + size - 1, self.last[item]) // PAGE_TOKENS + 1 - key // PAGE_TOKENS
+        _, count, start, table = facts[self.sequence[item]].unbind(dim=1)
+        columns = [
+            line[item], self.number[item] * rows, start, start + count, key, pages, table + key // PAGE_TOKENS,
+            first_slot[item] + split,
+        ]  # fmt: skip
+        order = torch.argsort(self.sequence[item] * (int(self.splits.max()) + 1) + split, stable=True)
+        return torch.stack(columns, dim=1)[order], blocks
 
 
 def _within(counts: Tensor) -> Tensor:
@@ -85,35 +124,116 @@ def _within(counts: Tensor) -> Tensor:
     return torch.arange(int(counts.sum())) - torch.repeat_interleave(ends - counts, counts)
 
 
-@lru_cache(maxsize=8)
-def plan(
-    tables: tuple[tuple[int, ...], ...],
-    cu_seqlens: tuple[int, ...],
-    starts: tuple[int, ...],
-    heads: int,
-    block_rows: int,
-    items_max: int,
-    device: torch.device,
-) -> Plan:
-    """Plans one batch in launches of at most `items_max` items (one block may have more).
+@dataclass(frozen=True)
+class Works:
+    """A batch for one model and one block size, cut into launches that fit the workspace."""
 
-    Raises ValueError when a page table does not reach a sequence's last row.
+    launches: tuple[Work, ...]
+    items_max: int
+    """Most items of a launch: slots of partial results to have room for."""
+
+
+@dataclass
+class MlaPlan:
+    """One step's packed rows, page tables and work, on the device. Make it with `plan`; it does not change."""
+
+    device: torch.device
+    facts: Tensor
+    """int64 [N, 4] on the host: first packed row, rows, position of the first, place of its table in `tables`."""
+    tables: Tensor
+    """int32: all page tables, end to end, each up to the page of its sequence's last row."""
+    places: Tensor
+    """int32 [R]: page * 64 + row of the page that a packed row's latents go to."""
+    tiers: Sequence[tuple[int | None, int]] = TIERS
+    _works: dict[tuple[int, int, int], Works] = field(default_factory=dict)
+
+    @property
+    def rows(self) -> int:
+        """Packed rows of the batch."""
+        return self.places.shape[0]
+
+    def works(self, heads: int, rows: int, items_max: int) -> Works:
+        """Blocks of `rows` for a model of `heads`, in launches of at most `items_max` items; made on the first call."""
+        key = (heads, rows, items_max)
+        if key not in self._works:
+            hosted, largest = _works(self.facts, self.tiers, *key)
+            self._works[key] = Works(_paired(_to_device(hosted, self.device)), largest)
+        return self._works[key]
+
+
+def _works(
+    facts: Tensor, tiers: Sequence[tuple[int | None, int]], heads: int, rows: int, items_max: int
+) -> tuple[list[Tensor], int]:
+    """Records and blocks of each launch, one after another, and the most items of one."""
+    made = _tiers(tiers)
+    parts: list[Tensor] = []
+    largest = 0
+    for run in _Blocks.of(facts, heads, rows, made).launches(items_max):
+        records, blocks = run.work(facts, heads, rows, made)
+        parts += [records, blocks]
+        largest = max(largest, records.shape[0])
+    return parts, largest
+
+
+def _paired(parts: list[Tensor]) -> tuple[Work, ...]:
+    return tuple(Work(records, blocks) for records, blocks in zip(parts[::2], parts[1::2], strict=True))
+
+
+def _to_device(parts: list[Tensor], device: torch.device) -> list[Tensor]:
+    """All parts as int32 on the device, in one copy."""
+    starts, end = [], 0
+    for part in parts:
+        starts.append(end)
+        end += -(-part.numel() // ALIGNMENT) * ALIGNMENT
+    joined = torch.zeros(end, dtype=torch.int32)
+    for part, start in zip(parts, starts, strict=True):
+        joined[start : start + part.numel()] = part.flatten()
+    there = joined.to(device)
+    return [there[a : a + part.numel()].view(part.shape) for part, a in zip(parts, starts, strict=True)]
+
+
+def plan(
+    page_tables: Sequence[Sequence[int]],
+    cu_seqlens: Sequence[int],
+    starts: Sequence[int],
+    device: torch.device | str,
+    works: Sequence[tuple[int, int, int]] = (),
+    tiers: Sequence[tuple[int | None, int]] = TIERS,
+) -> MlaPlan:
+    """Plans one step: sequence n owns packed rows cu_seqlens[n]:cu_seqlens[n+1], the first at position starts[n].
+
+    Position t of sequence n lies in page page_tables[n][t // 64]. `works` names arguments of `MlaPlan.works` to
+    prepare in the same copy. Raises ValueError when a page table does not reach its sequence's last row.
     """
     sequences: list[tuple[int, int, int, int]] = []
-    flat: list[int] = []
-    for table, (first, last), start in zip(tables, pairwise(cu_seqlens), starts, strict=True):
+    flat = array("i")
+    for table, (first, last), start in zip(page_tables, pairwise(cu_seqlens), starts, strict=True):
         tokens = start + last - first
         pages = -(-tokens // PAGE_TOKENS) if last > first else 0
         if len(table) < pages:
             raise ValueError(f"a sequence of {tokens} tokens needs {pages} pages, its table has {len(table)}")
         sequences.append((first, last - first, start, len(flat)))
-        flat += table[:pages]
+        flat.extend(table[:pages])
     facts = torch.tensor(sequences, dtype=torch.int64).view(-1, 4)
-    blocks = _Blocks.of(facts[:, 1], facts[:, 2], heads, block_rows)
-    works = tuple(run.work(device) for run in blocks.launches(items_max))
-    return Plan(
-        sequences=facts.to(device),
-        tables=torch.tensor(flat, dtype=torch.int32).to(device),
-        launches=works,
-        items_max=max((work.items.shape[0] for work in works), default=0),
-    )
+    tables = torch.frombuffer(flat, dtype=torch.int32) if flat else torch.empty(0, dtype=torch.int32)
+    parts = [tables, _places(facts, tables)]
+    spans: list[tuple[tuple[int, int, int], int, int]] = []
+    for key in works:
+        hosted, largest = _works(facts, tiers, *key)
+        spans.append((key, len(hosted), largest))
+        parts += hosted
+    there = _to_device(parts, torch.device(device))
+    made = MlaPlan(torch.device(device), facts, there[0], there[1], tiers)
+    rest = there[2:]
+    for key, count, largest in spans:
+        made._works[key] = Works(_paired(rest[:count]), largest)
+        rest = rest[count:]
+    return made
+
+
+def _places(facts: Tensor, tables: Tensor) -> Tensor:
+    """int64 [R] of every packed row: page * 64 + row of the page."""
+    counts = facts[:, 1]
+    position = torch.repeat_interleave(facts[:, 2], counts) + _within(counts)
+    table = torch.repeat_interleave(facts[:, 3], counts) + position // PAGE_TOKENS
+    return tables[table].long() * PAGE_TOKENS + position % PAGE_TOKENS

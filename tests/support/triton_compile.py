@@ -56,6 +56,7 @@ def compile_probe(probe: Probe) -> Report:
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
+    from triton.experimental.gluon._runtime import GluonASTSource
 
     module, function = probe.kernel.split(":")
     kernel = getattr(importlib.import_module(module), function)
@@ -67,8 +68,9 @@ def compile_probe(probe: Probe) -> Report:
         for name, kind in probe.types.items()
         if name not in probe.unaligned and (kind.startswith("*") or kind in ("i32", "i64"))
     }
+    source = GluonASTSource if kernel.is_gluon() else ASTSource
     compiled = triton.compile(
-        ASTSource(kernel, signature=signature, constexprs=constants, attrs=aligned),
+        source(kernel, signature=signature, constexprs=constants, attrs=aligned),
         target=GPUTarget("cuda", CAPABILITY, WARP),
         options={"num_warps": probe.warps, "num_stages": probe.stages, "enable_fp_fusion": False},
     )

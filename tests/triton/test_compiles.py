@@ -6,8 +6,16 @@ import pytest
 
 pytest.importorskip("triton", reason="triton is not installed")
 
-from forkpoint.kernels.matmul.configs import BLOCK_K, BLOCK_K_FP32, DEFAULT, FP32, SHARED_BYTES_MAX, Tile
-from forkpoint.kernels.mla import triton as mla
+from forkpoint.kernels.matmul.configs import (
+    BLOCK_K,
+    BLOCK_K_FP32,
+    DEFAULT,
+    FP32,
+    HEAD_TILES,
+    SHARED_BYTES_MAX,
+    HeadTile,
+    Tile,
+)
 from forkpoint.kernels.norm import triton as norm
 from forkpoint.kernels.sampler import triton as sampler
 from tests.support.triton_compile import Probe, Report, reports
@@ -34,32 +42,29 @@ def product(tile: Tile, dtype: str) -> Probe:
     return Probe(name, KERNELS + kernel, types, constants, tile.warps, tile.stages, unaligned=("rows",))
 
 
-def attention(shape: mla.Shape) -> Probe:
-    """The split kernel with K3's and Kimi Linear's latents: 512 + 64."""
-    types = {
-        "q": "*bf16", "pages": "*bf16", "tables": "*i32", "sequences": "*i64", "items": "*i32", "partial": "*fp32",
-        "maxima": "*fp32", "sums": "*fp32", "scale": "fp32", "page_stride": "i64",
-    }  # fmt: skip
-    constants = {"HEADS": 96, "R": 512, "DR": 64, "BLOCK": shape.rows, "PAGE": 64, "SPLIT": 512}
-    kernel = KERNELS + "mla.triton:split_kernel"
-    return Probe(f"split {shape.rows} s{shape.stages}", kernel, types, constants, shape.warps, shape.stages)
+def row_norm(width: int, kind: str) -> Probe:
+    """A norm of one width: gated, or with the residual sum before it."""
+    rows, levels, warps = norm.shape_for(width)
+    types = dict.fromkeys(("x", "delta", "gate", "total_out", "out"), "*bf16") | {"weight": "*fp32", "eps": "fp32"}
+    types |= dict.fromkeys(("rows", "row_stride", "delta_stride", "gate_stride", "width"), "i32")
+    constants = {"MEAN": True, "WEIGHTED": True, "GATED": kind == "gated", "ADD": kind == "add"}
+    return Probe(
+        f"norm {kind} {width}", KERNELS + "norm.triton:norm_kernel", types,
+        constants | {"ROWS": rows, "LEVELS": levels}, warps, unaligned=("rows",),
+    )  # fmt: skip
 
 
-def row_norm(width: int) -> Probe:
-    """A gated norm of one width."""
-    types = {"x": "*bf16", "gate": "*bf16", "weight": "*fp32", "out": "*bf16", "row_stride": "i32"}
-    types |= {"gate_stride": "i32", "width": "i32", "eps": "fp32"}
-    constants = {"MEAN": True, "WEIGHTED": True, "GATED": True, "BLOCK": 1 << (width - 1).bit_length()}
-    return Probe(f"norm {width}", KERNELS + "norm.triton:norm_kernel", types, constants, norm.warps(width))
+def by_head(tile: HeadTile) -> Probe:
+    """The product by head, weights with contiguous outputs."""
+    types = {"x": "*bf16", "weight": "*bf16", "out": "*bf16"}
+    names = ("rows", "inputs", "outputs", "x_row", "x_head", "weight_head", "weight_input", "out_row", "out_head")
+    constants = {"weight_output": 1, "BLOCK_M": tile.rows, "BLOCK_N": tile.columns, "BLOCK_K": BLOCK_K}
+    return Probe(
+        f"by head {tile.rows}x{tile.columns}", KERNELS + "per_head.triton:per_head_kernel",
+        types | dict.fromkeys(names, "i32"), constants, tile.warps, tile.stages, unaligned=("rows",),
+    )  # fmt: skip
 
 
-COMBINE: Final = Probe(
-    "combine",
-    KERNELS + "mla.triton:combine_kernel",
-    {"partial": "*fp32", "maxima": "*fp32", "sums": "*fp32", "blocks": "*i32", "sequences": "*i64", "out": "*fp32"},
-    {"HEADS": 96, "R": 512, "BLOCK": 64, "LANES": mla.COMBINE_LANES},
-    mla.COMBINE_WARPS,
-)
 ROW: Final = {"logits": "*fp32", "tops": "*i32", "inverse": "*fp32", "min_p": "*fp32", "threshold": "*i64"}
 SIZES: Final = {"row_stride": "i32", "vocabulary": "i32"}
 SCORE: Final = Probe(
@@ -90,30 +95,23 @@ DESCEND: Final = Probe(
     {},
     1,
 )
-WRITE: Final = Probe(
-    "write",
-    KERNELS + "mla.triton:write_kernel",
-    {"latents": "*fp32", "pages": "*bf16", "places": "*i64", "page_stride": "i64", "width": "i32"},
-    {"PAGE": 64, "BLOCK": 1024},
-    1,
-)
 SWIGLU: Final = Probe(
     "swiglu",
     KERNELS + "ffn.triton:swiglu_kernel",
     {"gate": "*bf16", "up": "*bf16", "out": "*bf16", "gate_stride": "i32", "up_stride": "i32", "width": "i32"},
-    {"BLOCK": 1024},
+    {"SILU": True, "BLOCK": 1024},
     4,
 )
 PRODUCTS: Final = [*(product(bucket.tile, "bf16") for bucket in DEFAULT), product(FP32, "fp32")]
-SPLITS: Final = [attention(shape) for shape in mla.SHAPES]
-NORMS: Final = [row_norm(width) for width in (128, 7168)]
-PROBES: Final = [*PRODUCTS, *SPLITS, *NORMS, COMBINE, WRITE, SCORE, HISTOGRAM, HIGHEST, DESCEND, SWIGLU]
+NORMS: Final = [row_norm(128, "gated"), row_norm(2304, "add"), row_norm(7168, "add")]
+HEADS: Final = [by_head(tile) for tile in HEAD_TILES]
+PROBES: Final = [*PRODUCTS, *NORMS, *HEADS, SCORE, HISTOGRAM, HIGHEST, DESCEND, SWIGLU]
 
 
 @pytest.fixture(scope="module")
 def compiled(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Report]:
     """Every probe compiled once; kernels that did not change come from pytest's cache."""
-    cache = request.config.cache
+    cache = getattr(request.config, "cache", None)
     return reports(PROBES, tmp_path_factory.mktemp("triton") if cache is None else cache.mkdir("triton"))
 
 
@@ -138,21 +136,3 @@ def test_bf16_products_run_on_tensor_cores_and_tall_tiles_on_wgmma(compiled: dic
 def test_fp32_products_use_no_tensor_core(compiled: dict[str, Report]) -> None:
     report = compiled[product(FP32, "fp32").name]
     assert report.wgmma == report.mma == 0 < report.fp32_fma
-
-
-def test_attention_of_64_rows_a_block_is_all_wgmma(compiled: dict[str, Report]) -> None:
-    for shape in mla.SHAPES:
-        report = compiled[attention(shape).name]
-        assert (report.wgmma > 0, report.mma > 0) == (shape.rows >= 64, shape.rows < 64), report
-
-
-def test_attention_holds_two_pages_where_its_shape_says_so(compiled: dict[str, Report]) -> None:
-    """A page number that is read in the step that needs it would leave one page in flight at any number of stages."""
-    page_bytes = 64 * 576 * 2
-    assert all(compiled[name].shared_bytes > 2 * page_bytes for name in ("split 16 s3", "split 32 s3", "split 64 s2"))
-
-
-def test_elementwise_kernels_fuse_no_multiply_with_an_add(compiled: dict[str, Report]) -> None:
-    """A fused multiply-add rounds once, so a compiler that fuses in one kernel and not in its twin parts their bits.
-    exp and division expand to fused steps of their own, the same everywhere; the fold has neither."""
-    assert compiled["combine"].fp32_fma == 0
