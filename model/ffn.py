@@ -5,18 +5,18 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from forkpoint.kernels.elementwise import silu
-from forkpoint.kernels.matmul.naive import linear
+from forkpoint.model.kernels import Kernels
 
 
 class SwigluFfn:
     """down(silu(gate(x)) · up(x)); `weights` holds the tensors under their published names after `mlp.`."""
 
-    def __init__(self, weights: Mapping[str, Tensor]) -> None:
+    def __init__(self, weights: Mapping[str, Tensor], kernels: Kernels) -> None:
+        self.kernels = kernels
         self.gate_up = torch.cat([weights["gate_proj.weight"], weights["up_proj.weight"]])
         self.down = weights["down_proj.weight"]
 
     def forward(self, x: Tensor) -> Tensor:
         """Rows [R, hidden] (normed) to rows [R, hidden]."""
-        gate, up = linear(x, self.gate_up).chunk(2, dim=1)
-        return linear(silu(gate) * up, self.down)
+        gate, up = self.kernels.linear(x, self.gate_up).chunk(2, dim=1)
+        return self.kernels.linear(self.kernels.swiglu(gate, up), self.down)

@@ -1,16 +1,17 @@
 """StateLayout: the only place that knows the shapes of a session's state. No tensors here, so `plan` needs no torch.
 
-What a slot holds, for every KDA layer: S at the last grid point; the open tile's rows (k, v, log decay, beta); the live
-conv ring (four inputs, addressed by position) and the grid conv tail (three inputs before the last grid point); and,
-once a slot, the final-norm rows of the last two consumed positions. A page holds 64 tokens' latents of all MLA layers.
-A checkpoint holds S, the grid conv tails and the latents before its grid point, and nothing else.
+What a slot holds, for every KDA layer: S at the last grid point; the open tile's rows (k, v, log decay, beta, or the
+factors of its products, as the kernels want them); the live conv ring (four inputs, addressed by position) and the grid
+conv tail (three inputs before the last grid point); and, once a slot, the final-norm rows of the last two consumed
+positions. A page holds 64 tokens' latents of all MLA layers. A checkpoint holds S, the grid conv tails and the latents
+before its grid point, and nothing else.
 """
 
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Final
+from typing import Final, Literal
 
 from forkpoint.limits import NORM_ROWS, PAGE_TOKENS, TILE_TOKENS
 from forkpoint.model.config import CONV_TAPS, ModelConfig
@@ -21,14 +22,21 @@ HEAD_GROUPS_MAX: Final = 8
 DECAY_DTYPE: Final = "int32"
 BETA_DTYPE: Final = "float32"
 """log2 decays are exact integers and beta is computed in fp32, whatever the activations' dtype."""
+OPEN_SUMS: Final = ("total", "reference")
+"""Factors of an open tile that are no rows but run along with them: the sum of its log2 decays, and its reference."""
 
 
 @dataclass(frozen=True, slots=True)
 class StateDtypes:
-    """Dtypes of the state, as PartSpec spells them: `kda` of S; `activation` of conv inputs, rows and latents."""
+    """Dtypes of the state, as PartSpec spells them: `kda` of S; `activation` of conv inputs, rows and latents.
+
+    `opened`: what a slot keeps of its open tile. "rows" for the plain-torch kernels: k, v, log decay and beta.
+    "factors" for the Triton ones (OpenFactors in kernels/kda/triton/state.py). No checkpoint holds either.
+    """
 
     kda: str = "float32"
     activation: str = "float32"
+    opened: Literal["rows", "factors"] = "rows"
 
     def __post_init__(self) -> None:
         for name in (self.kda, self.activation):
@@ -75,19 +83,34 @@ class StateLayout:
 
     @cached_property
     def slot_tensors(self) -> Mapping[str, TensorSpec]:
-        """Every tensor of a slot by name. KDA tensors lead with the KDA layers axis."""
+        """Every tensor of a slot by name. KDA tensors lead with the KDA layers axis, those of the open tile are named
+        `open_...`."""
         c, act = self.config, self.dtypes.activation
         layers, heads, key, value = len(c.kda_layers), c.kda_heads, c.kda_key_dim, c.kda_value_dim
+        keys, values = (layers, TILE_TOKENS, heads, key), (layers, TILE_TOKENS, heads, value)
+        opened = {
+            "open_v": TensorSpec(act, values),
+            "open_beta": TensorSpec(BETA_DTYPE, (layers, TILE_TOKENS, heads)),
+        }
+        if self.dtypes.opened == "rows":
+            opened |= {"open_k": TensorSpec(act, keys), "open_g": TensorSpec(DECAY_DTYPE, keys)}
+        else:
+            opened |= {f"open_{side}": TensorSpec(act, keys) for side in ("left", "right")}
+            opened |= {f"open_{sum_}": TensorSpec(DECAY_DTYPE, (layers, heads, key)) for sum_ in OPEN_SUMS}
         return {
             "S": TensorSpec(self.dtypes.kda, (layers, heads, value, key)),
-            "open_k": TensorSpec(act, (layers, TILE_TOKENS, heads, key)),
-            "open_v": TensorSpec(act, (layers, TILE_TOKENS, heads, value)),
-            "open_g": TensorSpec(DECAY_DTYPE, (layers, TILE_TOKENS, heads, key)),
-            "open_beta": TensorSpec(BETA_DTYPE, (layers, TILE_TOKENS, heads)),
+            **opened,
             "conv_ring": TensorSpec(act, (layers, CONV_TAPS, c.conv_channels)),
             "conv_grid": TensorSpec(act, (layers, CONV_TAPS - 1, c.conv_channels)),
             "norm_rows": TensorSpec(act, (NORM_ROWS, c.hidden_size)),
         }
+
+    @cached_property
+    def overwritten(self) -> tuple[str, ...]:
+        """Tensors of a slot that a single token changes at places which its position does not tell: what is in them
+        afterwards says nothing of what was there before."""
+        sums = tuple(f"open_{name}" for name in OPEN_SUMS)
+        return ("norm_rows", *(name for name in sums if name in self.slot_tensors))
 
     @cached_property
     def page_tensor(self) -> TensorSpec:

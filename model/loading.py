@@ -6,8 +6,8 @@ from pathlib import Path
 import torch
 
 from forkpoint.model.config import ModelConfig, ModelConfigError
-from forkpoint.model.decoder import COMPUTE_DTYPE, HybridDecoder
-from forkpoint.model.layout import StateDtypes, StateLayout
+from forkpoint.model.decoder import HybridDecoder
+from forkpoint.model.layout import StateLayout
 from forkpoint.model.numerics import numerics_id
 from forkpoint.model.tokenizer import Tokenizer, load_tokenizer
 from forkpoint.model.weights import check_weights, model_digest, read_tensors
@@ -42,13 +42,14 @@ def load_model(folder: Path | str, device: torch.device | str = "cpu") -> Loaded
         raise ModelConfigError("vocab_size", config.source, problem)
     tensors = read_tensors(folder)
     weights = check_weights(config, tensors, str(folder))
-    dtypes = StateDtypes()
+    decoder = HybridDecoder(config, weights, device)
+    kernels = decoder.kernels
     return LoadedModel(
         config=config,
-        decoder=HybridDecoder(config, weights, device),
+        decoder=decoder,
         tokenizer=tokenizer,
-        layout=StateLayout(config, dtypes),
+        layout=StateLayout(config, kernels.dtypes),
         model_digest=model_digest(config, tensors),
         tokenizer_digest=tokenizer.digest(),
-        numerics_id=numerics_id(device, dtypes, COMPUTE_DTYPE),
+        numerics_id=numerics_id(device, kernels.dtypes, kernels.compute_dtype, kernels.name),
     )

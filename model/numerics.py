@@ -58,7 +58,10 @@ def device_facts(device: torch.device) -> dict[str, str]:
 
 
 def numerics_facts(
-    device: torch.device | str = "cpu", dtypes: StateDtypes | None = None, compute_dtype: torch.dtype = torch.float32
+    device: torch.device | str = "cpu",
+    dtypes: StateDtypes | None = None,
+    compute_dtype: torch.dtype = torch.float32,
+    kernels: str = "torch",
 ) -> dict[str, str]:
     """What the numerics id is a digest of, by name; for `forkpoint doctor` and for error messages."""
     dtypes = dtypes or StateDtypes()
@@ -70,9 +73,10 @@ def numerics_facts(
         "sources": sources_digest(),
         "torch": str(torch.__version__),
         "triton": triton,
+        "kernels": kernels,
         **device_facts(torch.device(device)),
         "dtypes": f"compute {str(compute_dtype).removeprefix('torch.')}, kda {dtypes.kda}, "
-        f"activation {dtypes.activation}",
+        f"activation {dtypes.activation}, open tile {dtypes.opened}",
         "tensor_parallel": str(TENSOR_PARALLEL_SIZE),
         "tile": f"{TILE_TOKENS} tokens, page {PAGE_TOKENS}, split {SPLIT_TOKENS}",
         "mla": MLA_MODE,
@@ -80,8 +84,11 @@ def numerics_facts(
 
 
 def numerics_id(
-    device: torch.device | str = "cpu", dtypes: StateDtypes | None = None, compute_dtype: torch.dtype = torch.float32
+    device: torch.device | str = "cpu",
+    dtypes: StateDtypes | None = None,
+    compute_dtype: torch.dtype = torch.float32,
+    kernels: str = "torch",
 ) -> str:
     """The numerics id of this process on `device`: 32 hexadecimal digits."""
-    facts = numerics_facts(device, dtypes, compute_dtype)
+    facts = numerics_facts(device, dtypes, compute_dtype, kernels)
     return hashlib.blake2b(json.dumps(facts, sort_keys=True).encode(), digest_size=ID_BYTES).hexdigest()

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from forkpoint.limits import PAGE_TOKENS
+from forkpoint.limits import NORM_ROWS, PAGE_TOKENS
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +32,16 @@ class RowBatch:
     def length(self, sequence: int) -> int:
         """Number of rows of a sequence."""
         return self.cu_seqlens[sequence + 1] - self.cu_seqlens[sequence]
+
+    def kept_rows(self) -> list[tuple[int, int, int]]:
+        """(slot, place, row) of the rows of each sequence's last two positions, kept in its slot at position % 2."""
+        kept: list[tuple[int, int, int]] = []
+        for sequence, slot in enumerate(self.slots):
+            end_row, length = self.cu_seqlens[sequence + 1], self.length(sequence)
+            end = self.starts[sequence] + length
+            for back in range(1, min(NORM_ROWS, length) + 1):
+                kept.append((slot, (end - back) % NORM_ROWS, end_row - back))
+        return kept
 
     def check(self, vocab_size: int) -> None:
         """Raise ValueError if the lists do not fit together: a programming error of the caller, not of a client."""

@@ -1,12 +1,12 @@
 """StateTensors: the memory of slots and pages on one device, laid out by StateLayout (see layout.py for the shapes)."""
 
 import math
+from dataclasses import dataclass
 from typing import Final, Self
 
 import torch
 from torch import Tensor
 
-from forkpoint.kernels.kda.naive import OpenRows
 from forkpoint.model.config import CONV_TAPS
 from forkpoint.model.layout import StateDtypes, StateLayout
 from forkpoint.parts import PartSpec
@@ -28,6 +28,17 @@ def _poison(tensor: Tensor) -> None:
     tensor.fill_(math.nan if tensor.is_floating_point() else POISON_INT32)
 
 
+@dataclass(frozen=True, slots=True)
+class KdaLayer:
+    """Views of one KDA layer's tensors, [slots, ...]."""
+
+    S: Tensor
+    opened: dict[str, Tensor]
+    """The open tiles' tensors, by their names without `open_`."""
+    conv_ring: Tensor
+    conv_grid: Tensor
+
+
 class StateTensors:
     """Slots and pages. KDA tensors are layer-major `[KDA layers, slots, ...]`, pages `[pages, MLA layers, 64, r + dr]`.
 
@@ -36,10 +47,6 @@ class StateTensors:
     """
 
     S: Tensor
-    open_k: Tensor
-    open_v: Tensor
-    open_g: Tensor
-    open_beta: Tensor
     conv_ring: Tensor
     conv_grid: Tensor
     norm_rows: Tensor
@@ -56,11 +63,8 @@ class StateTensors:
         self.pages = torch.empty((pages, *page.shape), dtype=TORCH_DTYPES[page.dtype], device=device)
         if poison:
             self.poison_all()
-        self.open_rows: Final = tuple(
-            OpenRows(k=self.open_k[i], v=self.open_v[i], g=self.open_g[i], beta=self.open_beta[i])
-            for i in range(self.S.shape[0])
-        )
-        """Per KDA layer: views [slots, 16, ...] of the open tiles' rows."""
+        self._opened: Final = [name for name in layout.slot_tensors if name.startswith("open_")]
+        self.kda_layers: Final = tuple(self._kda_layer(i) for i in range(self.S.shape[0]))
         self.layer_pages: Final = tuple(self.pages[:, i] for i in range(self.pages.shape[1]))
         """Per MLA layer: a view [pages, 64, r + dr]."""
 
@@ -70,6 +74,10 @@ class StateTensors:
     ) -> Self:
         """Allocate `slots` slots and `pages` pages on `device`; reset a slot before its first use."""
         return cls(layout, slots, pages, torch.device(device), poison)
+
+    def _kda_layer(self, i: int) -> KdaLayer:
+        opened: dict[str, Tensor] = {name.removeprefix("open_"): getattr(self, name)[i] for name in self._opened}
+        return KdaLayer(self.S[i], opened, self.conv_ring[i], self.conv_grid[i])
 
     def poison_all(self) -> None:
         """Overwrite everything with NaN (integers: POISON_INT32)."""
@@ -137,7 +145,7 @@ class StateTensors:
         """After all parts of the checkpoint at grid position `position` are written: fill the live conv ring from the
         grid tail, and poison what a checkpoint does not hold (open rows, norm rows)."""
         if self.poison:
-            for name in ("open_k", "open_v", "open_g", "open_beta", "conv_ring"):
+            for name in (*self._opened, "conv_ring"):
                 _poison(self._slot_view(name, slot))
         # Not optional: a stale row of the slot's last session would be sampled from as if it were this one's.
         _poison(self.norm_rows[slot])

@@ -228,10 +228,10 @@ class TorchEngine:
         if not asking:
             return [None] * len(works)
         chosen = [sequence for _, sequence in asking]
-        logits = self.decoder.logits(self._last_rows(chosen).to(torch.float32))
+        logits = self.decoder.logits(self._last_rows(chosen))
         self._require_finite(chosen, logits, "logits")
         positions = [sequence.consumed for sequence in chosen]
-        tokens = iter(sample_tokens(logits, [wanted for wanted, _ in asking], positions))
+        tokens = iter(sample_tokens(self.decoder.kernels, logits, [wanted for wanted, _ in asking], positions))
         return [None if work.sample is None else next(tokens) for work in works]
 
 

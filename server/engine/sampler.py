@@ -5,11 +5,14 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from forkpoint.kernels.sampler.naive import SamplingRows, sample
+from forkpoint.kernels.sampler.naive import SamplingRows
+from forkpoint.model.kernels import Kernels
 from forkpoint.server.engine.batch import Sample, Sampled
 
 
-def sample_tokens(logits: Tensor, samples: Sequence[Sample], positions: Sequence[int]) -> list[Sampled]:
+def sample_tokens(
+    kernels: Kernels, logits: Tensor, samples: Sequence[Sample], positions: Sequence[int]
+) -> list[Sampled]:
     """One token for each row of `logits` [B, vocab] fp32, all finite.
 
     `positions`: of the tokens to be sampled; they key the noise together with the seed. Rows don't influence each
@@ -27,7 +30,8 @@ def sample_tokens(logits: Tensor, samples: Sequence[Sample], positions: Sequence
         seed=column([s.seed for s in samples], torch.int64),
         position=column(list(positions), torch.int64),
     )
-    token_ids, logprobs = sample(logits, rows)
+    filtered = any(s.top_k > 0 or s.top_p < 1 for s in samples)
+    token_ids, logprobs = kernels.sample(logits, rows, filtered)
     return [
         Sampled(token_id, logprob if wanted.logprobs else None)
         for token_id, logprob, wanted in zip(token_ids.tolist(), logprobs.tolist(), samples, strict=True)

@@ -22,9 +22,9 @@ def slot_views(tensors: StateTensors, slot: int) -> dict[str, Tensor]:
 class StepUndo:
     """What a step overwrites, copied before it runs. One object serves one step.
 
-    A single token inside a tile needs no copy but of the final-norm rows: its row, latent and conv input are addressed
-    by position, and the next attempt overwrites them. Who closes a tile or consumes more has its slot copied, about
-    once in sixteen decoded tokens. So a step needs, for a moment, memory for as many slots again.
+    A single token inside a tile needs few copies (`StateLayout.overwritten`): its row, latent and conv input are
+    addressed by position, and the next attempt overwrites them. Who closes a tile or consumes more has its slot copied,
+    about once in sixteen decoded tokens. So a step needs, for a moment, memory for as many slots again.
     """
 
     def __init__(self, tensors: StateTensors, works: Sequence[Work], sequences: Sequence[LiveSequence]) -> None:
@@ -36,7 +36,7 @@ class StepUndo:
             if count == 0:
                 views = {}
             elif count == 1 and (work.start + 1) % TILE_TOKENS:
-                views = {"norm_rows": views["norm_rows"]}
+                views = {name: views[name] for name in tensors.layout.overwritten}
             self._saved.append({name: view.clone() for name, view in views.items()})
 
     def undo(self, works: Sequence[Work], pages: Pool) -> None:

@@ -9,13 +9,13 @@ from torch import Tensor
 from forkpoint.model.config import ModelConfig
 from forkpoint.server.engine.runner import TorchEngine
 from tests.support.engines import MakeEngine, random_engine
-from tests.support.random_model import random_model
+from tests.support.random_model import fitted, random_model
 
 
 @pytest.fixture(scope="session")
-def tiny() -> tuple[ModelConfig, Mapping[str, Tensor]]:
-    """Config and weights of a 4-layer model, K != V."""
-    return random_model("bounded", value_dim=24, seed=9)
+def tiny(device: torch.device) -> tuple[ModelConfig, Mapping[str, Tensor]]:
+    """Config and weights of a 4-layer model, K != V on a CPU."""
+    return random_model("bounded", **fitted(device, value_dim=24, heads=2), seed=9)
 
 
 @pytest.fixture

@@ -12,13 +12,13 @@ from forkpoint.server.engine.facts import layout_tag
 from forkpoint.server.engine.open import open_engine
 from tests.support.engines import GREEDY, generate
 from tests.support.model_folder import write_folder
-from tests.support.random_model import random_config, random_weights
+from tests.support.random_model import fitted, random_config, random_weights
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory: pytest.TempPathFactory, device: torch.device) -> Path:
     """A small random model in the Hugging Face form."""
-    config = random_config("bounded", vocab_size=272)
+    config = random_config("bounded", vocab_size=272, **fitted(device))
     return write_folder(tmp_path_factory.mktemp("model"), config, random_weights(config))
 
 

@@ -7,8 +7,7 @@ import pytest
 from torch import Tensor
 
 from forkpoint.errors import ContextFullError, NodeCapacityError, TokenOutOfRangeError
-from forkpoint.model.rows import RowBatch
-from forkpoint.model.state import StateTensors
+from forkpoint.model.kernels import Step
 from forkpoint.server.engine.base import Engine
 from forkpoint.server.engine.batch import Sample, Work
 from forkpoint.server.engine.errors import NonFiniteLogitsError, NonFiniteStateError
@@ -191,7 +190,7 @@ def test_a_forward_pass_that_breaks_off_leaves_all_as_they_were(
         consume(engine, sequence, [1] * 60)
     before, free = [state_digest(engine, sequence) for sequence in sequences], engine.capacity()
 
-    def out_of_memory(x: Tensor, batch: RowBatch, tensors: StateTensors) -> Tensor:
+    def out_of_memory(x: Tensor, delta: Tensor, step: Step) -> Tensor:
         raise RuntimeError("out of memory")
 
     with monkeypatch.context() as patch:
@@ -225,9 +224,9 @@ def test_a_write_to_free_memory_or_beyond_a_sessions_tokens_is_found(engine: Tor
     tensors.pages[live.pages[0], 0, 20, 0] = math.nan
     free_page, free_slot = engine.pages.free_ids()[0], engine.slots.free_ids()[0]
     tensors.pages[free_page, 0, 0, 0] = 0.0
-    tensors.open_g[0, free_slot, 0, 0, 0] = 0
+    tensors.open_v[0, free_slot, 0, 0, 0] = 0
     assert engine.check() == [
-        f"slots: {free_slot} is free, but its open_g was written",
+        f"slots: {free_slot} is free, but its open_v was written",
         f"pages: {free_page} is free, but was written",
     ]
 

@@ -4,9 +4,10 @@ import pytest
 import torch
 
 from forkpoint.server.engine.base import Capture
+from forkpoint.server.engine.capture import flip_a_sign
 from forkpoint.server.engine.errors import NonFiniteLogitsError
 from forkpoint.server.engine.sequences import LiveSequence
-from tests.support.engines import capture_digest, state_digest
+from tests.support.engines import capture_digest, open_tile, state_digest
 from tests.support.lab import Lab, Model
 
 
@@ -14,12 +15,9 @@ def with_flipped_bit(captured: Capture, number: int) -> Capture:
     """The capture with the sign of its part `number`'s value of largest magnitude flipped."""
     parts = list(captured.parts)
     spec, data = parts[number]
-    changed = bytearray(data)
-    values = torch.frombuffer(changed, dtype=torch.float32)
-    index = int(values.abs().argmax())
-    assert values[index] != 0
-    changed[4 * index + 3] ^= 0x80
-    parts[number] = (spec, bytes(changed))
+    changed = flip_a_sign(spec, data)
+    assert changed != data
+    parts[number] = (spec, changed)
     return Capture(captured.grid_position, tuple(parts))
 
 
@@ -51,13 +49,10 @@ def test_a_sabotaged_conv_tail_makes_the_state_differ(model: Model) -> None:
 
 def slot_tensors_that_matter(lab: Lab, live: LiveSequence) -> list[tuple[str, torch.Tensor]]:
     """Views of the values of each live tensor of a session in the middle of a tile."""
-    tensors, slot, place = lab.engine.tensors, live.slot, (live.consumed - 1) % 16
+    tensors, slot = lab.engine.tensors, live.slot
     return [
         ("S", tensors.S[1, slot]),
-        ("open_k", tensors.open_k[1, slot, place]),
-        ("open_v", tensors.open_v[1, slot, place]),
-        ("open_g", tensors.open_g[1, slot, place]),
-        ("open_beta", tensors.open_beta[1, slot, place]),
+        *((name, view[1][-1:]) for name, view in open_tile(lab.engine, live.handle).items()),
         ("conv_ring", tensors.conv_ring[1, slot, (live.consumed - 1) % 4]),
         ("conv_grid", tensors.conv_grid[1, slot]),
         ("norm_rows", tensors.norm_rows[slot, (live.consumed - 1) % 2]),

@@ -5,14 +5,14 @@ import torch
 
 from forkpoint.model.rows import RowBatch
 from tests.support.model_runs import ModelRun, random_ids
-from tests.support.random_model import Kind, random_model
+from tests.support.random_model import Kind, fitted, random_model
 
 KINDS: list[Kind] = ["bounded", "softplus"]
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_one_pass_cut_passes_and_single_tokens_give_equal_logits_and_parts(kind: Kind, device: torch.device) -> None:
-    config, weights = random_model(kind, value_dim=24)
+    config, weights = random_model(kind, **fitted(device, value_dim=24))
     ids = random_ids(config, 140)
     run = ModelRun(config, weights, device, tokens=192)
     whole = run.consume([(0, ids)])
@@ -27,7 +27,7 @@ def test_one_pass_cut_passes_and_single_tokens_give_equal_logits_and_parts(kind:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_sequence_packed_with_others_gives_the_logits_it_gives_alone(kind: Kind, device: torch.device) -> None:
-    config, weights = random_model(kind)
+    config, weights = random_model(kind, **fitted(device))
     run = ModelRun(config, weights, device, tokens=128)
     a, b, c = (random_ids(config, count, seed=count) for count in (70, 33, 1))
     alone = run.consume([(0, a)])
@@ -38,7 +38,7 @@ def test_a_sequence_packed_with_others_gives_the_logits_it_gives_alone(kind: Kin
 
 
 def test_norm_rows_are_the_last_two_positions_final_norm_rows(device: torch.device) -> None:
-    config, weights = random_model()
+    config, weights = random_model(**fitted(device))
     run = ModelRun(config, weights, device)
     run.cut(0, random_ids(config, 21), [20])
     rows = torch.cat(run.sequences[0].rows)
@@ -50,7 +50,7 @@ def test_norm_rows_are_the_last_two_positions_final_norm_rows(device: torch.devi
 
 
 def test_an_empty_sequence_in_a_batch_changes_nothing(device: torch.device) -> None:
-    config, weights = random_model()
+    config, weights = random_model(**fitted(device))
     run = ModelRun(config, weights, device)
     run.consume([(0, random_ids(config, 40))])
     before, rows = run.parts(0), run.tensors.norm_rows[0].clone()
@@ -61,7 +61,7 @@ def test_an_empty_sequence_in_a_batch_changes_nothing(device: torch.device) -> N
 
 
 def test_a_batch_without_rows_gives_no_rows(device: torch.device) -> None:
-    config, weights = random_model()
+    config, weights = random_model(**fitted(device))
     run = ModelRun(config, weights, device)
     assert run.consume([]).shape == (0, config.vocab_size)
 

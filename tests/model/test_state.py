@@ -8,9 +8,9 @@ import torch
 from forkpoint.limits import PAGE_TOKENS
 from forkpoint.model.layout import StateDtypes, StateLayout
 from forkpoint.model.state import POISON_INT32, StateTensors
-from forkpoint.parts import PartSpec
+from forkpoint.parts import ITEM_BYTES, PartSpec
 from tests.support.model_runs import ModelRun, random_ids
-from tests.support.random_model import Kind, random_config, random_model
+from tests.support.random_model import Kind, fitted, random_config, random_model
 
 
 @pytest.fixture
@@ -153,7 +153,7 @@ def test_a_part_of_wrong_size_shape_or_name_is_refused(layout: StateLayout) -> N
 def test_a_poisoned_slot_restored_from_its_parts_continues_equally(
     kind: Kind, consumed: int, device: torch.device
 ) -> None:
-    config, weights = random_model(kind, value_dim=24)
+    config, weights = random_model(kind, **fitted(device, value_dim=24))
     ids = random_ids(config, 120)
     run = ModelRun(config, weights, device, tokens=128)
     expected = run.consume([(0, ids)])
@@ -167,7 +167,7 @@ def test_a_poisoned_slot_restored_from_its_parts_continues_equally(
 
 
 def test_a_checkpoint_of_the_empty_state_restores_to_a_fresh_slot(device: torch.device) -> None:
-    config, weights = random_model()
+    config, weights = random_model(**fitted(device))
     ids = random_ids(config, 30)
     run = ModelRun(config, weights, device)
     expected = run.consume([(0, ids)])
@@ -176,7 +176,7 @@ def test_a_checkpoint_of_the_empty_state_restores_to_a_fresh_slot(device: torch.
 
 
 def test_every_part_matters_to_the_continuation(device: torch.device) -> None:
-    config, weights = random_model(layers=4)
+    config, weights = random_model(layers=4, **fitted(device))
     ids = random_ids(config, 100)
     run = ModelRun(config, weights, device, tokens=128)
     expected = run.consume([(0, ids)])
@@ -184,13 +184,13 @@ def test_every_part_matters_to_the_continuation(device: torch.device) -> None:
     saved = run.parts(1)
     for spec in run.layout.parts(80):
         damaged = bytearray(saved[spec.name])
-        damaged[3] ^= 0x80  # the first value's sign
+        damaged[ITEM_BYTES[spec.dtype] - 1] ^= 0x80  # the first value's sign
         run.restore(1, 80, saved | {spec.name: bytes(damaged)})
         assert not torch.equal(run.consume([(1, ids[80:])]), expected[80:]), spec.name
 
 
 def test_finish_restore_leaves_no_norm_row_of_an_earlier_session(device: torch.device) -> None:
-    config, weights = random_model()
+    config, weights = random_model(**fitted(device))
     run = ModelRun(config, weights, device)
     run.tensors.poison = False
     run.consume([(0, random_ids(config, 32))])

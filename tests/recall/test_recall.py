@@ -23,7 +23,7 @@ class Batch:
     def __init__(self, model: LoadedModel, count: int, tokens_max: int) -> None:
         self.model = model
         pages = -(-tokens_max // PAGE_TOKENS)
-        self.tensors = StateTensors.allocate(model.layout, count, count * pages, torch.device("cpu"))
+        self.tensors = StateTensors.allocate(model.layout, count, count * pages, model.decoder.device)
         for slot in range(count):
             self.tensors.reset_slot(slot)
         self.tables = [list(range(n * pages, (n + 1) * pages)) for n in range(count)]
@@ -53,12 +53,12 @@ def prefill(batch: Batch, prompts: list[list[int]]) -> dict[int, int]:
 
 
 @torch.inference_mode()
-def test_the_tiny_model_recalls_values_planted_4000_bytes_back() -> None:
+def test_the_tiny_model_recalls_values_planted_4000_bytes_back(device: torch.device) -> None:
     torch.set_num_threads(2)
     trials = [recall_trial(seed, DISTANCE_TOKENS) for seed in SEEDS]
     prompts = [prompt for prompt, _ in trials]
     answer_tokens = max(len(value) for _, value in trials) + 1
-    batch = Batch(load_model(TINY), len(trials), max(map(len, prompts)) + answer_tokens)
+    batch = Batch(load_model(TINY, device), len(trials), max(map(len, prompts)) + answer_tokens)
     newest = prefill(batch, prompts)
     answers: list[list[int]] = [[] for _ in trials]
     for _ in range(answer_tokens):

@@ -11,6 +11,8 @@ from torch import Tensor
 from forkpoint.limits import NORM_ROWS, PAGE_TOKENS, TILE_TOKENS
 from forkpoint.model.config import ModelConfig
 from forkpoint.model.decoder import HybridDecoder
+from forkpoint.model.kernels import Kernels
+from forkpoint.model.layout import OPEN_SUMS
 from forkpoint.model.state import StateLayout, StateTensors
 from forkpoint.server.engine.base import Capture, ModelFacts
 from forkpoint.server.engine.batch import Sample, Work
@@ -28,9 +30,11 @@ def random_engine(
     slots: int = 8,
     pages: int = 64,
     sabotage: str | None = None,
+    kernels: Kernels | None = None,
 ) -> TorchEngine:
     """A real engine over a random model, every buffer poisoned."""
-    layout = StateLayout(config)
+    decoder = HybridDecoder(config, weights, device, kernels)
+    layout = StateLayout(config, decoder.kernels.dtypes)
     facts = ModelFacts(
         model_digest=bytes(32),
         tokenizer_digest=bytes(32),
@@ -40,7 +44,7 @@ def random_engine(
         layout_tag=layout_tag(layout),
     )
     tensors = StateTensors.allocate(layout, slots, pages, device)
-    return TorchEngine(facts, HybridDecoder(config, weights, device), tensors, sabotage)
+    return TorchEngine(facts, decoder, tensors, sabotage)
 
 
 def consume(engine: TorchEngine, sequence: int, token_ids: Sequence[int], cuts: Sequence[int] = ()) -> None:
@@ -57,6 +61,8 @@ def decode(engine: TorchEngine, sequence: int, token_ids: Sequence[int]) -> None
     consume(engine, sequence, token_ids, range(len(token_ids)))
 
 
+REFERENCE_ROW: Final = 8
+"""The row of a tile that fixes its second reference: the one tensor that may stay as it was when a tile began."""
 MakeEngine = Callable[..., TorchEngine]
 """Makes an engine over a test's model: (slots, pages, sabotage)."""
 Generated = list[tuple[int, float | None]]
@@ -120,8 +126,8 @@ def state_digest(engine: TorchEngine, sequence: int, norm_rows: int = NORM_ROWS)
             assert torch.isfinite(tensor).all()
         digest.update(tensor.contiguous().cpu().view(torch.uint8).numpy().tobytes())
 
-    for name in ("open_k", "open_v", "open_g", "open_beta"):
-        add(getattr(tensors, name)[:, slot, : consumed % TILE_TOKENS])
+    for view in open_tile(engine, sequence).values():
+        add(view)
     for back in range(1, min(3, consumed) + 1):
         add(tensors.conv_ring[:, slot, (consumed - back) % 4])
     if consumed % PAGE_TOKENS:
@@ -129,6 +135,21 @@ def state_digest(engine: TorchEngine, sequence: int, norm_rows: int = NORM_ROWS)
     for back in range(1, min(norm_rows, consumed - live.rows_from) + 1):
         add(tensors.norm_rows[slot, (consumed - back) % NORM_ROWS])
     return digest.hexdigest()
+
+
+def open_tile(engine: TorchEngine, sequence: int) -> dict[str, Tensor]:
+    """What a sequence's slot holds of its open tile: the rows that are there, and the sums over them."""
+    live, tensors = engine._sequences[sequence], engine.tensors
+    rows, views = live.consumed % TILE_TOKENS, dict[str, Tensor]()
+    for name, spec in tensors.layout.slot_tensors.items():
+        if not name.startswith("open_"):
+            continue
+        view = getattr(tensors, name)[:, live.slot]
+        if spec.shape[1] == TILE_TOKENS and name.removeprefix("open_") not in OPEN_SUMS:
+            views[name] = view[:, :rows]
+        elif rows > (REFERENCE_ROW if name == "open_reference" else 0):
+            views[name] = view
+    return views
 
 
 def last_logits(engine: TorchEngine, sequence: int) -> Tensor:

@@ -9,8 +9,12 @@ from torch import Tensor
 from forkpoint.limits import PAGE_TOKENS
 from forkpoint.model.config import ModelConfig
 from forkpoint.model.decoder import HybridDecoder
+from forkpoint.model.kernels import Kernels
 from forkpoint.model.rows import RowBatch
 from forkpoint.model.state import StateLayout, StateTensors
+
+FP32_TOLERANCE = 2e-5
+BF16_TOLERANCE = 0.05
 
 
 @dataclass
@@ -33,9 +37,10 @@ class ModelRun:
         device: torch.device | str = "cpu",
         slots: int = 4,
         tokens: int = 512,
+        kernels: Kernels | None = None,
     ) -> None:
-        self.decoder = HybridDecoder(config, weights, device)
-        self.layout = StateLayout(config)
+        self.decoder = HybridDecoder(config, weights, device, kernels)
+        self.layout = StateLayout(config, self.decoder.kernels.dtypes)
         pages = -(-tokens // PAGE_TOKENS)
         self.tensors = StateTensors.allocate(self.layout, slots, slots * pages, device)
         order = torch.randperm(slots * pages, generator=torch.Generator().manual_seed(1)).tolist()
@@ -90,6 +95,11 @@ class ModelRun:
             self.tensors.write_part(spec, parts[spec.name], slot, sequence.page_table)
         self.tensors.finish_restore(slot, position)
         sequence.consumed = position
+
+
+def logits_tolerance(device: torch.device) -> float:
+    """Largest error of a logit, relative to the largest logit: fp32 on a CPU; rows of bf16 on a GPU."""
+    return BF16_TOLERANCE if device.type == "cuda" else FP32_TOLERANCE
 
 
 def random_ids(config: ModelConfig, count: int, seed: int = 0) -> list[int]:

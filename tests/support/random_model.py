@@ -97,6 +97,17 @@ def random_weights(config: ModelConfig, seed: int = 0) -> dict[str, Tensor]:
     return weights
 
 
+def fitted(device: torch.device | str, **sizes: Any) -> dict[str, Any]:
+    """`sizes`, or on a GPU ones near them that its kernels take: K = V = 128, and a multiple of 16 raw key channels.
+
+    A K other than V becomes three heads, unless `sizes` says how many, and wider latents.
+    """
+    if torch.device(device).type != "cuda":
+        return sizes
+    uneven: dict[str, Any] = {"heads": 3, "kv_lora_rank": 64} if sizes.get("value_dim") is not None else {}
+    return {**uneven, **sizes, "key_dim": 128, "value_dim": None, "qk_rope_head_dim": 16}
+
+
 def random_model(
     kind: Kind = "bounded", *, value_dim: int | None = None, layers: int = 4, seed: int = 0, **overrides: Any
 ) -> tuple[ModelConfig, dict[str, Tensor]]:

@@ -1,0 +1,141 @@
+"""The seam between the model and what computes it: one `Kernels`, chosen once by the device, and a `Step` a batch.
+
+TorchKernels (torch_kernels.py) are the definitions, in fp32, on any device. TritonKernels (triton_kernels.py) run on a
+GPU, in bf16 with fp32 sums. Layers see this file only, and a session's bytes belong to the one that made them: dtypes
+and layout of the state follow from it, and the numerics id names it.
+"""
+
+import importlib.util
+import logging
+from collections.abc import Mapping
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from forkpoint.kernels.kda.triton.state import KdaWeights
+from forkpoint.kernels.sampler.naive import SamplingRows
+from forkpoint.model.config import ModelConfig
+from forkpoint.model.rows import RowBatch
+from forkpoint.model.state import StateDtypes, StateTensors
+from forkpoint.model.torch_kernels import TorchKernels
+
+__all__ = ["KdaWeights", "Kernels", "Step", "choose_kernels"]
+
+log = logging.getLogger(__name__)
+
+
+class Step(Protocol):
+    """One batch on its way through the model: what all its layers share was planned and copied to the device once.
+
+    Rows are in the step's own order between `embed` and `finish`.
+    """
+
+    def embed(self, table: Tensor) -> Tensor:
+        """Residual rows [R, hidden] of the batch's tokens; table [vocab, hidden]."""
+        ...
+
+    def kda(self, x: Tensor, z: Tensor, b: Tensor, weights: KdaWeights, layer: int) -> Tensor:
+        """Convolution, normalised q and k, gates and the delta rule of the `layer`-th KDA layer, whose slots move on.
+
+        x [R, H (2 K + V)] conv inputs, z [R, H K] raw decay gate, b [R, H] logits of beta -> o [R, H, V].
+        """
+        ...
+
+    def attend(self, q: Tensor, latents: Tensor, rank: int, scale: float, layer: int) -> Tensor:
+        """Writes latents [R, r + dr] to the pages of the `layer`-th MLA layer, then attends to them.
+
+        q [R, Hq, r + dr] absorbed -> [R, Hq, r].
+        """
+        ...
+
+    def finish(self, rows: Tensor) -> Tensor:
+        """Stores the final-norm rows that the slots keep, and returns all of them in the batch's order."""
+        ...
+
+
+class Kernels(Protocol):
+    """Row functions: a row's bits depend on that row and on the weights, never on the rows beside it."""
+
+    @property
+    def name(self) -> str:
+        """For logs and for the numerics id."""
+        ...
+
+    @property
+    def compute_dtype(self) -> torch.dtype:
+        """Of activations and of matrices in memory."""
+        ...
+
+    @property
+    def dtypes(self) -> StateDtypes:
+        """Of the state: what the layout of slots and pages is made with."""
+        ...
+
+    def weights(self, table: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Published tensors on the device, in the dtypes that these kernels read."""
+        ...
+
+    def per_head_weight(self, weight: Tensor) -> Tensor:
+        """A weight [H, A, B] in the form that `per_head` takes."""
+        ...
+
+    def step(self, batch: RowBatch, tensors: StateTensors) -> Step:
+        """Plans one batch over the slots and pages of `tensors`."""
+        ...
+
+    def linear(self, x: Tensor, weight: Tensor) -> Tensor:
+        """x [R, K] times weight [N, K] transposed: [R, N]."""
+        ...
+
+    def per_head(self, x: Tensor, weight: Tensor) -> Tensor:
+        """x [R, H, A] times a weight [H, A, B] (`per_head_weight`) head by head: [R, H, B]."""
+        ...
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        """Rows [R, D], weight [D]."""
+        ...
+
+    def add_norm(self, x: Tensor, delta: Tensor | None, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+        """Residual rows x + delta [R, hidden], and rms_norm of them. `x` is given up."""
+        ...
+
+    def gated_rms_norm(self, o: Tensor, gate: Tensor, weight: Tensor, eps: float) -> Tensor:
+        """rms_norm(o) sigmoid(gate): o [R, H, V], gate [R, H V], weight [V] -> [R, H V]."""
+        ...
+
+    def swiglu(self, gate: Tensor, up: Tensor) -> Tensor:
+        """silu(gate) up: [R, F] each."""
+        ...
+
+    def gated(self, x: Tensor, gate: Tensor) -> Tensor:
+        """x sigmoid(gate): [R, N] each."""
+        ...
+
+    def logits(self, rows: Tensor, head: Tensor) -> Tensor:
+        """fp32 logits [B, vocab] of final-norm rows [B, hidden]; head [vocab, hidden]."""
+        ...
+
+    def sample(self, logits: Tensor, rows: SamplingRows, filtered: bool) -> tuple[Tensor, Tensor]:
+        """One token a row of fp32 logits [B, vocab], all finite: ids int64 [B] and logprobs [B].
+
+        `filtered`: whether any row has top-k or top-p, so that a GPU need not be asked.
+        """
+        ...
+
+
+def choose_kernels(config: ModelConfig, device: torch.device) -> Kernels:
+    """Triton on a GPU whose kernels take this model, else plain torch, with the reason in the log."""
+    if device.type != "cuda":
+        return TorchKernels(device)
+    if importlib.util.find_spec("triton") is None:
+        reason: str | None = "triton is not installed"
+    else:
+        # Triton is a GPU's: a CPU never imports it.
+        from forkpoint.model.triton_kernels import TritonKernels, why_not
+
+        reason = why_not(config, torch.cuda.get_device_capability(device))
+        if reason is None:
+            return TritonKernels(config, device)
+    log.warning("%s: plain torch on %s, exact and slow: %s", config.source, device, reason)
+    return TorchKernels(device)

@@ -1,0 +1,105 @@
+"""TritonKernels: bf16 rows and matrices, fp32 sums and residuals, on a GPU. Importing this imports triton."""
+
+from collections.abc import Mapping
+from typing import Final
+
+import torch
+import triton
+from torch import Tensor
+
+from forkpoint.kernels.ffn.triton import swiglu
+from forkpoint.kernels.kda.triton import limits as kda_limits
+from forkpoint.kernels.matmul.triton import linear
+from forkpoint.kernels.mla.triton.launch import RANK_MAX, ROPE_MAX
+from forkpoint.kernels.norm.triton import WIDTH_MAX, add_rms_norm, gated_rms_norm, rms_norm
+from forkpoint.kernels.sampler.naive import SamplingRows
+from forkpoint.kernels.sampler.triton import VOCABULARY_MAX, sample
+from forkpoint.model.config import ModelConfig
+from forkpoint.model.rows import RowBatch
+from forkpoint.model.state import TORCH_DTYPES, StateDtypes, StateTensors
+from forkpoint.model.triton_step import StepPlan, TritonStep
+
+RESIDUAL_DTYPE: Final = torch.float32
+"""Of the residual stream: see docs/adr/0008 for what bf16 would cost."""
+
+
+def why_not(config: ModelConfig, capability: tuple[int, int]) -> str | None:
+    """Why a model's shapes do not suit the Triton kernels on a GPU of this compute capability, or None."""
+    if config.kda_layers:
+        pool = TORCH_DTYPES[TritonKernels.dtypes.kda]
+        sizes = config.kda_key_dim, config.kda_value_dim
+        if reason := kda_limits.why_not(*sizes, config.gate_lower_bound, pool, capability):
+            return reason
+    rank_max = RANK_MAX[TritonKernels.compute_dtype]
+    for name, size, most in (
+        ("kv_lora_rank", config.kv_lora_rank, rank_max),
+        ("qk_rope_head_dim", config.qk_rope_head_dim, ROPE_MAX),
+    ):
+        if config.mla_layers and (size < 16 or size > most or size & (size - 1)):
+            return f"{name} is {size}, not a power of two from 16 to {most}"
+    if config.hidden_size > WIDTH_MAX:
+        return f"rows of {config.hidden_size} values: at most {WIDTH_MAX}"
+    if config.vocab_size > VOCABULARY_MAX:
+        return f"a vocabulary of {config.vocab_size}: at most {VOCABULARY_MAX}"
+    return None
+
+
+class TritonKernels:
+    """See `Kernels`. The interpreter runs them on a CPU, for tests."""
+
+    name: Final = f"triton {triton.__version__}"
+    compute_dtype: Final = torch.bfloat16
+    dtypes: Final = StateDtypes(kda="float32", activation="bfloat16", opened="factors")
+
+    def __init__(self, config: ModelConfig, device: torch.device) -> None:
+        self._device = device
+        self._mla_heads = config.mla_heads if config.mla_layers else None
+        self._rank = config.kv_lora_rank
+
+    def weights(self, table: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Matrices in bf16, as published; vectors and conv taps, which are small and scale whole rows, in fp32."""
+
+        def dtype_of(name: str, tensor: Tensor) -> torch.dtype:
+            return torch.float32 if tensor.dim() == 1 or name.endswith("_conv1d.weight") else self.compute_dtype
+
+        return {name: t.to(self._device, dtype_of(name, t)).contiguous() for name, t in table.items()}
+
+    def per_head_weight(self, weight: Tensor) -> Tensor:
+        return weight.transpose(1, 2).contiguous()
+
+    def step(self, batch: RowBatch, tensors: StateTensors) -> TritonStep:
+        plan = StepPlan.of(batch, self._device, self._mla_heads, self._rank, self.compute_dtype)
+        return TritonStep(plan, tensors)
+
+    def linear(self, x: Tensor, weight: Tensor) -> Tensor:
+        return linear(x, weight, self.compute_dtype)
+
+    def per_head(self, x: Tensor, weight: Tensor) -> Tensor:
+        x = x.to(self.compute_dtype)
+        heads = [linear(x[:, head], weight[head], self.compute_dtype) for head in range(x.shape[1])]
+        return torch.stack(heads, dim=1)
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        return rms_norm(x, weight, eps, self.compute_dtype)
+
+    def add_norm(self, x: Tensor, delta: Tensor | None, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+        if delta is None:
+            x = x.to(RESIDUAL_DTYPE)
+            return x, rms_norm(x, weight, eps, self.compute_dtype)
+        return add_rms_norm(x, delta, weight, eps, self.compute_dtype)
+
+    def gated_rms_norm(self, o: Tensor, gate: Tensor, weight: Tensor, eps: float) -> Tensor:
+        return gated_rms_norm(o, gate.reshape(o.shape), weight, eps, self.compute_dtype).flatten(1)
+
+    def swiglu(self, gate: Tensor, up: Tensor) -> Tensor:
+        return swiglu(gate, up)
+
+    def gated(self, x: Tensor, gate: Tensor) -> Tensor:
+        # Elementwise, so torch's own kernels are as good: a value's bits are its operands' alone.
+        return x * torch.sigmoid(gate)
+
+    def logits(self, rows: Tensor, head: Tensor) -> Tensor:
+        return linear(rows, head, torch.float32)
+
+    def sample(self, logits: Tensor, rows: SamplingRows, filtered: bool) -> tuple[Tensor, Tensor]:
+        return sample(logits, rows, filtered)

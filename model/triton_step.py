@@ -1,0 +1,144 @@
+"""TritonStep: one batch on a GPU, planned on the host and copied to the device before the first layer."""
+
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from forkpoint.kernels.kda.triton import launch as kda
+from forkpoint.kernels.kda.triton.plan import PrefillPlan, decode_facts, prefill_plan
+from forkpoint.kernels.mla.triton import launch as mla
+from forkpoint.kernels.mla.work import MlaPlan
+from forkpoint.model.rows import RowBatch
+from forkpoint.model.state import StateTensors
+
+ALIGNMENT: Final = 32
+"""int32 values: each part of the one copy begins at a multiple of 128 bytes, so that kernels see one alignment."""
+
+
+def one_copy(parts: list[Tensor], device: torch.device) -> list[Tensor]:
+    """int32 tensors on the host to views of one tensor on the device."""
+    places, end = [], 0
+    for part in parts:
+        places.append(end)
+        end += -(-part.numel() // ALIGNMENT) * ALIGNMENT
+    joined = torch.zeros(end, dtype=torch.int32)
+    for part, place in zip(parts, places, strict=True):
+        joined[place : place + part.numel()] = part.flatten()
+    there = joined.to(device)
+    return [there[place : place + part.numel()].view(part.shape) for part, place in zip(parts, places, strict=True)]
+
+
+def decode_first(batch: RowBatch) -> tuple[RowBatch, list[int] | None]:
+    """The batch with its one-row sequences first, and for each row of the old order where it lies in the new one.
+
+    None where nothing moved. Sequences without rows are left out.
+    """
+    lengths = [batch.length(n) for n in range(batch.sequences)]
+    order = [n for n, length in enumerate(lengths) if length == 1]
+    order += [n for n, length in enumerate(lengths) if length > 1]
+    firsts = [0] * batch.sequences
+    cu_seqlens = [0]
+    token_ids: list[int] = []
+    for n in order:
+        firsts[n] = len(token_ids)
+        token_ids += batch.token_ids[batch.cu_seqlens[n] : batch.cu_seqlens[n + 1]]
+        cu_seqlens.append(len(token_ids))
+    rows = [firsts[n] + row for n, length in enumerate(lengths) for row in range(length)]
+    moved = RowBatch(
+        token_ids,
+        cu_seqlens,
+        starts=[batch.starts[n] for n in order],
+        slots=[batch.slots[n] for n in order],
+        page_tables=[batch.page_tables[n] for n in order],
+    )
+    return moved, None if rows == list(range(len(rows))) else rows
+
+
+@dataclass(frozen=True)
+class StepPlan:
+    """What every layer of one batch reads, on the device."""
+
+    decoding: int
+    """Rows of sequences with one row each: the first ones."""
+    facts: Tensor
+    """[decoding, 2] int32, see decode_facts."""
+    prefill: PrefillPlan | None
+    mla: MlaPlan | None
+    token_ids: Tensor
+    """[R] int64."""
+    kept_at: Tensor
+    """[W] int64: slot * 2 + position % 2 of the final-norm rows to keep."""
+    kept_rows: Tensor
+    """[W] int64: their rows."""
+    rows: Tensor | None
+    """[R] int64: the batch's rows in this step's order, None where it is the same."""
+
+    @classmethod
+    def of(
+        cls, batch: RowBatch, device: torch.device, heads: int | None, rank: int, page_dtype: torch.dtype
+    ) -> "StepPlan":
+        """Plans a batch; `heads` and `rank` of the MLA layers, None where there are none."""
+        moved, rows = decode_first(batch)
+        host = torch.device("cpu")
+        bounds = moved.cu_seqlens
+        decoding = sum(last - first == 1 for first, last in pairwise(bounds))
+        facts = decode_facts(moved.slots[:decoding], moved.starts[:decoding], host)
+        longer = prefill_plan(
+            moved.slots[decoding:], [bound - decoding for bound in bounds[decoding:]], moved.starts[decoding:], host
+        )
+        kept = moved.kept_rows()
+        indices = [
+            torch.tensor(values, dtype=torch.int32)
+            for values in (moved.token_ids, [2 * k[0] + k[1] for k in kept], [k[2] for k in kept], rows or [])
+        ]
+        facts, tiles, sequences, *indices = one_copy([facts, longer.tiles, longer.sequences, *indices], device)
+        token_ids, kept_at, kept_rows, order = (index.long() for index in indices)
+        attention = None
+        if heads is not None:
+            attention = mla.plan(moved.page_tables, bounds, moved.starts, device, heads, rank, page_dtype)
+        return cls(
+            decoding=decoding,
+            facts=facts,
+            prefill=replace(longer, tiles=tiles, sequences=sequences) if moved.rows > decoding else None,
+            mla=attention,
+            token_ids=token_ids,
+            kept_at=kept_at,
+            kept_rows=kept_rows,
+            rows=None if rows is None else order,
+        )
+
+
+class TritonStep:
+    """A batch under way. Its rows: one-row sequences first, so that each KDA kernel finds its own side by side."""
+
+    def __init__(self, plan: StepPlan, tensors: StateTensors) -> None:
+        self.plan, self._tensors = plan, tensors
+
+    def embed(self, table: Tensor) -> Tensor:
+        return table.index_select(0, self.plan.token_ids)
+
+    def kda(self, x: Tensor, z: Tensor, b: Tensor, weights: kda.KdaWeights, layer: int) -> Tensor:
+        # What a sequence gets is the same from either kernel.
+        views, plan, cut = self._tensors.kda_layers[layer], self.plan, self.plan.decoding
+        state = kda.KdaState(views.S, kda.OpenFactors(**views.opened), views.conv_ring, views.conv_grid)
+        if plan.prefill is None:
+            return kda.decode(x, z, b, weights, state, plan.facts)
+        if not cut:
+            return kda.prefill(x, z, b, weights, state, plan.prefill)
+        decoded = kda.decode(x[:cut], z[:cut], b[:cut], weights, state, plan.facts)
+        return torch.cat([decoded, kda.prefill(x[cut:], z[cut:], b[cut:], weights, state, plan.prefill)])
+
+    def attend(self, q: Tensor, latents: Tensor, rank: int, scale: float, layer: int) -> Tensor:
+        pages, plan = self._tensors.layer_pages[layer], self.plan.mla
+        if plan is None:
+            raise ValueError("the step was planned for a model without MLA layers")
+        mla.write_latents(latents, pages, plan)
+        return mla.paged_mla(q, pages, plan, rank, scale)
+
+    def finish(self, rows: Tensor) -> Tensor:
+        plan, kept = self.plan, self._tensors.norm_rows
+        kept.view(-1, kept.shape[-1]).index_copy_(0, plan.kept_at, rows.index_select(0, plan.kept_rows))
+        return rows if plan.rows is None else rows.index_select(0, plan.rows)

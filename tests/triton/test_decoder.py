@@ -1,0 +1,96 @@
+"""The whole decoder on the Triton kernels: what tests/exactness asks of an engine, small enough for the interpreter."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from forkpoint.model.config import ModelConfig
+from tests.support import triton_shim
+from tests.support.model_runs import ModelRun, random_ids
+from tests.support.random_model import Kind, random_config, random_weights
+
+pytestmark = pytest.mark.skipif(not triton_shim.AVAILABLE, reason=triton_shim.REASON)
+DEVICE = triton_shim.DEVICE
+KINDS: list[Kind] = ["bounded", "softplus"]
+TOKENS = 21
+
+
+def small_config(kind: Kind) -> ModelConfig:
+    """One KDA layer, one MLA layer, head sizes that the kernels take."""
+    sizes = {"heads": 1, "key_dim": 128, "vocab_size": 64, "intermediate_size": 64, "kv_lora_rank": 16}
+    return random_config(kind, layers=2, mla_layers=[2], qk_rope_head_dim=16, **sizes)
+
+
+def triton_run(config: ModelConfig, weights: dict[str, Tensor], slots: int = 4) -> ModelRun:
+    from forkpoint.model.triton_kernels import TritonKernels
+
+    return ModelRun(config, weights, DEVICE, slots, tokens=64, kernels=TritonKernels(config, DEVICE))
+
+
+@pytest.fixture(params=KINDS)
+def model(request: pytest.FixtureRequest) -> tuple[ModelConfig, dict[str, Tensor]]:
+    config = small_config(request.param)
+    return config, random_weights(config, seed=11)
+
+
+def test_prefill_cuts_and_decoded_tokens_give_equal_logits_and_parts(
+    model: tuple[ModelConfig, dict[str, Tensor]],
+) -> None:
+    config, weights = model
+    ids = random_ids(config, TOKENS)
+    run = triton_run(config, weights)
+    whole = run.consume([(0, ids)])
+    cut = run.cut(1, ids, [15, 2])
+    single = run.cut(2, ids, [13] + [1] * (TOKENS - 14))
+    assert whole.isfinite().all()
+    assert torch.equal(whole, cut)
+    assert torch.equal(whole, single)
+    assert run.parts(0) == run.parts(1) == run.parts(2)
+    assert torch.equal(run.tensors.norm_rows[0], run.tensors.norm_rows[2])
+
+
+def test_neighbours_and_their_order_change_nothing(model: tuple[ModelConfig, dict[str, Tensor]]) -> None:
+    """A mixed batch takes both KDA kernels, its decoded rows moved to the front and back."""
+    config, weights = model
+    a, b, c = (random_ids(config, count, seed=count) for count in (20, 18, 5))
+    run = triton_run(config, weights)
+    alone = run.consume([(0, a)])
+    run.consume([(2, c[:4]), (1, a[:15]), (3, b[:9])])
+    packed = run.consume([(1, a[15:]), (2, c[4:]), (3, b[9:10])])
+    assert torch.equal(packed[:5], alone[15:])
+    assert run.parts(0) == run.parts(1)
+    single = triton_run(config, weights, slots=2)
+    assert torch.equal(packed[5:6], single.consume([(0, c)])[4:])
+    assert torch.equal(packed[6:], single.consume([(1, b[:10])])[9:])
+
+
+def test_a_restored_sequence_goes_on_as_the_one_it_was_taken_from(
+    model: tuple[ModelConfig, dict[str, Tensor]],
+) -> None:
+    config, weights = model
+    ids = random_ids(config, TOKENS)
+    run = triton_run(config, weights)
+    whole = run.consume([(0, ids)])
+    run.consume([(1, ids[:17])])
+    run.restore(2, 16, run.parts(1))
+    assert torch.equal(run.consume([(2, ids[16:])]), whole[16:])
+
+
+def test_the_decoder_is_close_to_its_plain_torch_twin(model: tuple[ModelConfig, dict[str, Tensor]]) -> None:
+    """The twin computes in fp32; two layers of bf16 rows stay within a few roundings of it."""
+    config, weights = model
+    ids = random_ids(config, TOKENS)
+    ours = triton_run(config, weights).consume([(0, ids)]).cpu()
+    twin = ModelRun(config, weights, "cpu", slots=1).consume([(0, ids)])
+    assert (ours - twin).abs().max() <= 0.03 * twin.abs().max()
+
+
+def test_entries_without_rows_leave_their_slots_alone(model: tuple[ModelConfig, dict[str, Tensor]]) -> None:
+    config, weights = model
+    run = triton_run(config, weights)
+    run.consume([(0, random_ids(config, 17))])
+    before = run.parts(0)
+    logits = run.consume([(0, []), (1, [3, 4])])
+    assert logits.shape == (2, config.vocab_size)
+    assert run.parts(0) == before
+    assert run.consume([]).shape == (0, config.vocab_size)
