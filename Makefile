@@ -48,8 +48,11 @@ test-triton: $(VENV)/.dev
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check 'triton==3.6.0'
 	$(BIN)/python -m pytest -q tests/triton
 
+# On a machine with an H200: kernels at their limits, then the compute tests that the CPU runs too. WORKERS as above.
+GPU_TESTS := tests/gpu tests/triton tests/model tests/engine tests/exactness
+
 test-gpu: $(VENV)/.dev
-	$(BIN)/python -m pytest -q tests/model tests/engine tests/exactness tests/triton --device cuda
+	$(BIN)/python -m pytest -q $(if $(WORKERS),-n $(WORKERS)) $(GPU_TESTS) --device cuda
 
 clean:
 	rm -rf $(VENV) build dist src/*.egg-info
