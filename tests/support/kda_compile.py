@@ -70,13 +70,14 @@ def _ptxas(ptx: str) -> str:
         return subprocess.run(call, capture_output=True, text=True, check=True).stderr
 
 
-def compiled(kernel: Any, shape: str, warps: int, **constants: Any) -> Compiled:
+def compiled(kernel: Any, shape: str, warps: int, registers: int | None = None, **constants: Any) -> Compiled:
     """Compile one kernel; pointers and strides count as multiples of 16, as an allocator gives them."""
     signature = _signature(kernel, constants)
     aligned = [i for i, (name, kind) in enumerate(signature.items()) if kind.startswith("*") or name in STRIDES]
     attributes = {(i,): [["tt.divisibility", 16]] for i in aligned}
     source = ASTSource(kernel, signature, constexprs=constants, attrs=attributes)
-    result = triton.compile(source, target=TARGET, options={"num_warps": warps, "enable_fp_fusion": False})
+    options = {"num_warps": warps, "enable_fp_fusion": False, "maxnreg": registers}
+    result = triton.compile(source, target=TARGET, options=options)
     ptx = result.asm["ptx"]
     said = _ptxas(ptx)
     found = re.search(r"Used (\d+) registers", said)
@@ -105,19 +106,28 @@ def _read(values: int, warps: int) -> Compiled:
     return compiled(read_kernel, f"BV={values}", warps, H=HEADS, BV=values, OF_SLOTS=True, EARLY=True)
 
 
-def _rows(kernel: Any, warps: int, **constants: Any) -> list[Compiled]:
+def _rows(kernel: Any, warps: int, registers: int | None = None, **constants: Any) -> list[Compiled]:
     """Bounded with one reference, softplus with two."""
     gates: list[dict[str, Any]] = [{"BOUNDED": not two, "TWO_REFERENCES": two} for two in (False, True)]
-    return [compiled(kernel, f"TWO={gate['TWO_REFERENCES']}", warps, H=HEADS, **gate, **constants) for gate in gates]
+    return [
+        compiled(kernel, f"TWO={gate['TWO_REFERENCES']}", warps, registers, H=HEADS, **gate, **constants)
+        for gate in gates
+    ]
 
 
 def pinned(shapes: Shapes = PINNED) -> list[Compiled]:
     """Every kernel as launch.py launches it."""
     return [
         compiled(values_kernel, "", shapes.prepare_warps, H=HEADS),
-        *_rows(prepare_kernel, shapes.prepare_warps, UNROLL=shapes.prepare_unroll),
-        *_rows(step_kernel, shapes.step_warps, EARLY=True),
-        *_rows(decode_kernel, shapes.whole_warps),
+        *_rows(
+            prepare_kernel,
+            shapes.prepare_warps,
+            shapes.prepare_registers,
+            UNROLL=shapes.prepare_unroll,
+            KEYS=shapes.prepare_keys,
+        ),
+        *_rows(step_kernel, shapes.step_warps, EARLY=True, KEYS=shapes.step_keys),
+        *_rows(decode_kernel, shapes.whole_warps, KEYS=shapes.step_keys),
         _read(shapes.read_values, shapes.read_warps),
         _recur(shapes.recur_values, shapes.recur_warps, shapes.recur_stages),
     ]
@@ -126,8 +136,8 @@ def pinned(shapes: Shapes = PINNED) -> list[Compiled]:
 def others() -> list[Compiled]:
     """Shapes that a tuning session would try."""
     return [
-        *_rows(prepare_kernel, 2, UNROLL=2),
-        *_rows(step_kernel, 2, EARLY=True),
+        *_rows(prepare_kernel, 2, UNROLL=2, KEYS=32),
+        *_rows(step_kernel, 2, EARLY=True, KEYS=128),
         *(_read(*shape) for shape in ((16, 1), (32, 1), (32, 2), (32, 4), (64, 2), (128, 4), (128, 8))),
         *(_recur(*shape) for shape in ((32, 2, 3), (32, 1, 3), (32, 4, 3), (64, 4, 2), (64, 4, 4), (128, 8, 3))),
     ]

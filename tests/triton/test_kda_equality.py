@@ -109,7 +109,16 @@ def test_decode_of_mixed_positions_equals_each_alone(kda: ModuleType, device: to
 
 def test_block_shapes_do_not_change_a_bit(kda: ModuleType, device: torch.device) -> None:
     """In the interpreter this shows that programs share no work wrongly; on a GPU, that MMA shapes sum alike."""
-    small = replace(kda.SHAPES, prepare_warps=2, recur_values=64, recur_warps=4, read_values=64, read_warps=4)
+    small = replace(
+        kda.SHAPES,
+        prepare_warps=2,
+        prepare_keys=128,
+        step_keys=64,
+        recur_values=64,
+        recur_warps=4,
+        read_values=64,
+        read_warps=4,
+    )
     smaller = replace(kda.SHAPES, step_warps=2, recur_values=32, recur_stages=2, read_values=32)
     whole = replace(kda.SHAPES, whole_heads_max=1)
     layer = kda.layer_inputs(36, 1, None, device)

@@ -56,6 +56,7 @@ def step_row(
     H: tl.constexpr,
     BOUNDED: tl.constexpr,
     TWO_REFERENCES: tl.constexpr,
+    KEYS: tl.constexpr,
 ):
     """step_kernel's work on one row and head; the tuples hold its pointers in the order of its arguments."""
     x, z, b, x_stride, z_stride, b_stride = inputs
@@ -96,7 +97,7 @@ def step_row(
     beta = tl.load(beta_open + rows, mask=exists, other=0.0)
     factors = (left_open + rows * 128, query_out + at * 128 + place * 0, right_open + rows * 128)
     late = reference_open + own * 128
-    inverse, outputs = tile_matrices(factors, exists, place == newest, beta, late, newest >= 8, TWO_REFERENCES)
+    inverse, outputs = tile_matrices(factors, exists, place == newest, beta, late, newest >= 8, TWO_REFERENCES, KEYS)
     tl.store(inverse_out + at * 256 + row * 16 + column, inverse)
     # One column out of the tile by a masked store: it moves no bit, a sum over zeros might.
     tl.store(outputs_out + at * 16 + row + column * 0, outputs, mask=(row >= 0) & (column == newest))
@@ -145,6 +146,7 @@ def step_kernel(
     H: tl.constexpr,
     BOUNDED: tl.constexpr,
     TWO_REFERENCES: tl.constexpr,
+    KEYS: tl.constexpr,
     EARLY: tl.constexpr,
 ):
     """Grid (H, N), one warp. facts [N, 2] int32: slot, position; x [N, 3 H 128], z [N, H 128],
@@ -174,6 +176,7 @@ def step_kernel(
             H,
             BOUNDED,
             TWO_REFERENCES,
+            KEYS,
         )
 
 
@@ -289,6 +292,7 @@ def decode_kernel(
     H: tl.constexpr,
     BOUNDED: tl.constexpr,
     TWO_REFERENCES: tl.constexpr,
+    KEYS: tl.constexpr,
 ):
     """Both in one, for batches too small to fill the device twice: grid (H, N), all values of a head in a program."""
     head, n = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
@@ -314,6 +318,7 @@ def decode_kernel(
             H,
             BOUNDED,
             TWO_REFERENCES,
+            KEYS,
         )
         tl.debug_barrier()
         read_values(made, v_open, state, pool, o, slot, position & 15, n, head, value, H, 128, not TWO_REFERENCES)

@@ -27,8 +27,10 @@ class Shapes:
 
     prepare_warps: int = 1
     prepare_registers: int | None = 112
+    prepare_keys: int = 32
     prepare_unroll: int = 2
     step_registers: int | None = None
+    step_keys: int = 128
     recur_values: int = 64
     recur_warps: int = 4
     recur_stages: int = 3
@@ -43,6 +45,14 @@ class Shapes:
 
 
 PINNED: Final = Shapes()
+FEW_HEADS: Final = Shapes(recur_values=32, recur_warps=2)
+FEW_HEADS_MAX: Final = 44
+"""A sequence of so few heads leaves multiprocessors idle: in smaller blocks its tiles take less time each."""
+
+
+def pinned(heads: int) -> Shapes:
+    """The shapes of a model with so many heads."""
+    return FEW_HEADS if heads <= FEW_HEADS_MAX else PINNED
 
 
 def _check(x: Tensor, z: Tensor, b: Tensor, state: KdaState) -> None:
@@ -66,7 +76,7 @@ def prefill(
     state: KdaState,
     plan: PrefillPlan,
     checkpoints: Tensor | None = None,
-    shapes: Shapes = PINNED,
+    shapes: Shapes | None = None,
 ) -> Tensor:
     """Consumes packed rows of any lengths and returns o [R, H, 128] bf16.
 
@@ -74,6 +84,7 @@ def prefill(
     takes S at the plan's grid points. Raises ValueError for tensors that don't fit.
     """
     _check(x, z, b, state)
+    shapes = shapes or pinned(state.S.shape[1])
     rows, heads, tiles, sequences = x.shape[0], state.S.shape[1], plan.tiles.shape[0], plan.sequences.shape[0]
     if plan.has_checkpoints and (checkpoints is None or checkpoints.dtype != torch.float32):
         raise ValueError("the plan has checkpoints: a pool of fp32 rows must come with it")
@@ -114,6 +125,7 @@ def prefill(
             H=heads,
             num_warps=shapes.prepare_warps,
             UNROLL=shapes.prepare_unroll,
+            KEYS=shapes.prepare_keys,
             maxnreg=shapes.prepare_registers,
             enable_fp_fusion=False,
             **gate,
@@ -139,7 +151,7 @@ def decode(
     weights: KdaWeights,
     state: KdaState,
     facts: Tensor,
-    shapes: Shapes = PINNED,
+    shapes: Shapes | None = None,
 ) -> Tensor:
     """Consumes one row of each slot in `facts` (plan.decode_facts) and returns o [N, H, 128] bf16.
 
@@ -148,6 +160,7 @@ def decode(
     """
     _check(x, z, b, state)
     count, heads = x.shape[0], state.S.shape[1]
+    shapes = shapes or pinned(heads)
     out = torch.empty((count, heads, HEAD_SIZE), dtype=torch.bfloat16, device=x.device)
     if count == 0:
         return out
@@ -172,8 +185,8 @@ def decode(
         *(x.stride(0), z.stride(0), b.stride(0), weights.lower_bound or 0.0, HEAD_SIZE**-0.5),
     )
     if count * heads <= shapes.whole_heads_max:
-        pinned = {"H": heads, "num_warps": shapes.whole_warps, "enable_fp_fusion": False}
-        decode_kernel[(heads, count)](*stepped, state.S, out, **pinned, **gate)
+        whole = {"H": heads, "num_warps": shapes.whole_warps, "enable_fp_fusion": False}
+        decode_kernel[(heads, count)](*stepped, state.S, out, KEYS=shapes.step_keys, **whole, **gate)
         return out
 
     # The second kernel may begin, and fetch S, while the first one ends.
@@ -181,6 +194,7 @@ def decode(
     step_kernel[(heads, count)](
         *stepped,
         H=heads,
+        KEYS=shapes.step_keys,
         EARLY=early,
         num_warps=shapes.step_warps,
         maxnreg=shapes.step_registers,

@@ -107,6 +107,7 @@ def prepare_kernel(
     BOUNDED: tl.constexpr,
     TWO_REFERENCES: tl.constexpr,
     UNROLL: tl.constexpr,
+    KEYS: tl.constexpr,
 ):
     """Grid (tiles, H), one warp. x [R, 3 H 128] conv inputs (q, k, v), z [R, H 128] raw gates, b [R, H]; tiles
     [tiles, 2] int32: sequence, row of a checkpoint or -1 (recur.py); sequences [N, 5] int32: slot, first row, start,
@@ -164,7 +165,7 @@ def prepare_kernel(
     beta = tl.where(new, sigmoid(logit), kept)
     made = (kq + pairs, kq + pairs + 128, rest + place * 128)
     late = reference_out + at * 128
-    inverse, outputs = tile_matrices(made, place < stop, new, beta, late, stop > 8, TWO_REFERENCES)
+    inverse, outputs = tile_matrices(made, place < stop, new, beta, late, stop > 8, TWO_REFERENCES, KEYS)
     square = at * 256 + place[:, None] * 16 + place[None, :]
     tl.store(inverse_out + square, inverse)
     tl.store(outputs_out + square, outputs)

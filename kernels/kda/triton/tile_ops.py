@@ -47,20 +47,22 @@ def late_keys(right, reference, row):
 
 
 @triton.jit
-def tile_matrices(rows, exists, asks, beta, reference_at, late_exists, TWO_REFERENCES: tl.constexpr):
+def tile_matrices(
+    rows, exists, asks, beta, reference_at, late_exists, TWO_REFERENCES: tl.constexpr, KEYS: tl.constexpr
+):
     """T Diag(beta) and M [16, 16], transposed, bf16.
 
     rows = (left, query, right): pointers [16] to each token's bf16 [128] (rows.py: row_factors); exists, asks [16]:
     which tokens are there, and which have a query; beta [16], 0 where none is; reference_at: r int32 [128], read if
-    late_exists, which says whether row 8 does.
+    late_exists, which says whether row 8 does. KEYS at a time: fewer take fewer registers and longer.
     """
     left_at, query_at, right_at = rows
     place = tl.arange(0, 16)
     row, column = place[:, None], place[None, :]
     lower, outputs = tl.zeros((16, 16), tl.float32), tl.zeros((16, 16), tl.float32)
     late_lower, late_outputs = tl.zeros((16, 16), tl.float32), tl.zeros((16, 16), tl.float32)
-    for first in tl.static_range(0, 128, 32):
-        part = first + tl.arange(0, 32)
+    for first in tl.static_range(0, 128, KEYS):
+        part = first + tl.arange(0, KEYS)
         any_key = part >= 0
         right = tl.load(right_at[:, None] + part[None, :], mask=exists[:, None] & any_key[None, :], other=0.0)
         left = tl.load(left_at[None, :] + part[:, None], mask=exists[None, :] & any_key[:, None], other=0.0)
@@ -70,8 +72,9 @@ def tile_matrices(rows, exists, asks, beta, reference_at, late_exists, TWO_REFER
             reference = tl.load(reference_at + part, mask=late_exists & any_key, other=0)
             late = late_keys(right, reference, row)
             late_lower, late_outputs = tl.dot(late, left, late_lower), tl.dot(late, query, late_outputs)
-        # Or the loads of all parts would go first, and their registers cost a third of the warps.
-        tl.debug_barrier()
+        if KEYS < 128:
+            # Or the loads of all parts would go first, with all their registers.
+            tl.debug_barrier()
     if TWO_REFERENCES:
         lower = tl.where(column < HALF, lower, late_lower)
         outputs = tl.where(column < HALF, outputs, late_outputs)
