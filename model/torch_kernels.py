@@ -1,7 +1,6 @@
 """TorchKernels: the plain-torch definitions in fp32, exact on a CPU, and on a GPU for what Triton does not take."""
 
 from collections.abc import Mapping
-from typing import Final
 
 import torch
 from torch import Tensor
@@ -60,9 +59,9 @@ class TorchStep:
 class TorchKernels:
     """See `Kernels`."""
 
-    name: Final = "torch"
-    compute_dtype: Final = torch.float32
-    dtypes: Final = StateDtypes()
+    name: str = "torch"
+    compute_dtype: torch.dtype = torch.float32
+    dtypes: StateDtypes = StateDtypes()
 
     def __init__(self, device: torch.device) -> None:
         self._device = device

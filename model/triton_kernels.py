@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from typing import Final
 
 import torch
-import triton
 from torch import Tensor
 
 from forkpoint.kernels.ffn.triton import swiglu
@@ -47,9 +46,9 @@ def why_not(config: ModelConfig, capability: tuple[int, int]) -> str | None:
 class TritonKernels:
     """See `Kernels`. The interpreter runs them on a CPU, for tests."""
 
-    name: Final = f"triton {triton.__version__}"
-    compute_dtype: Final = torch.bfloat16
-    dtypes: Final = StateDtypes(kda="float32", activation="bfloat16", opened="factors")
+    name: str = "triton"
+    compute_dtype: torch.dtype = torch.bfloat16
+    dtypes: StateDtypes = StateDtypes(kda="float32", activation="bfloat16", opened="factors")
 
     def __init__(self, config: ModelConfig, device: torch.device) -> None:
         self._device = device

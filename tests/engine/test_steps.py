@@ -224,7 +224,7 @@ def test_a_write_to_free_memory_or_beyond_a_sessions_tokens_is_found(engine: Tor
     tensors.pages[live.pages[0], 0, 20, 0] = math.nan
     free_page, free_slot = engine.pages.free_ids()[0], engine.slots.free_ids()[0]
     tensors.pages[free_page, 0, 0, 0] = 0.0
-    tensors.open_v[0, free_slot, 0, 0, 0] = 0
+    tensors.kda_layers[0].opened["v"][free_slot, 0, 0, 0] = 0
     assert engine.check() == [
         f"slots: {free_slot} is free, but its open_v was written",
         f"pages: {free_page} is free, but was written",
