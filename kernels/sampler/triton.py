@@ -1,8 +1,12 @@
 """The sampler in Triton: kernels/sampler/naive.py's integers, with a row split over programs in any way.
 
-Floats appear elementwise only. Programs hand on int64 maxima and sums, which are exact in any order, so the split of
-a row (`block`) changes no token. Filters find a threshold key by radix select, eight bits a pass, over int64
-histograms: of counts for top-k, of mass for top-p. Histograms add by integer atomics, exact in any order as well.
+Floats appear elementwise only. Programs hand on maxima and int64 sums, which are exact in any order, so the split of
+a row (`block`) changes no token. Three launches without filters, five with them: the maxima of kernels/filters, its
+threshold, then
+
+- `survey_kernel`: logprob mass, and an fp32 estimate of each part's best score;
+- `draw_kernel`: exact scores, whose noise costs two fp64 logarithms a token, in the few parts whose estimate comes
+  within `MARGIN` of the row's best.
 
 | argument | dtype | shape |
 | --- | --- | --- |
@@ -11,7 +15,6 @@ histograms: of counts for top-k, of mass for top-p. Histograms add by integer at
 | result | token ids int64, logprobs fp64 | [B], [B] |
 """
 
-from dataclasses import dataclass
 from typing import Final
 
 import torch
@@ -19,18 +22,25 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from forkpoint.kernels.elementwise import LN2, LOG2_E
+from forkpoint.kernels.elementwise import LN2
+from forkpoint.kernels.filters.triton import (
+    NO_THRESHOLD,
+    PARTS_A_PROGRAM,
+    VOCABULARY_MAX,
+    WARPS,
+    begin,
+    filter_key,
+    load_clean,
+    load_scale,
+    load_tops,
+    ordered,
+    threshold,
+)
 from forkpoint.kernels.sampler import naive
 from forkpoint.kernels.sampler.naive import SamplingRows
 
-BLOCK: Final = 2048
-"""Tokens of a program: eight a thread keep the fp64 noise in 78 registers."""
-WARPS: Final = 8
-ID_BITS: Final = 24
-DIGIT_BITS: Final = 8
-KEY_BITS: Final = 32 + ID_BITS
-UNLIMITED: Final = (1 << 63) - 1
-VOCABULARY_MAX: Final = 1 << ID_BITS
+BLOCK: Final = 1024
+"""Tokens of a part."""
 DTYPES: Final = (torch.float32, torch.bfloat16, torch.float16)
 
 GOLDEN = tl.constexpr(naive.GOLDEN)
@@ -38,6 +48,8 @@ MIX_1 = tl.constexpr(naive.MIX_1)
 MIX_2 = tl.constexpr(naive.MIX_2)
 LN_2 = tl.constexpr(LN2)
 FP32_MAX = tl.constexpr(torch.finfo(torch.float32).max)
+MARGIN = tl.constexpr(2.0**-6)
+"""Twice the error of an estimate, in log2 units, and room: scores reach 2^11, whose fp32 sums err by 2^-13."""
 
 
 @triton.jit
@@ -49,110 +61,115 @@ def mix(x):
 
 
 @triton.jit
-def ordered(x):
-    """int32 in the order of fp32, and back: the map is its own inverse on the bits."""
-    bits = x.to(tl.int32, bitcast=True)
-    return bits ^ ((bits >> 31) & 0x7FFFFFFF)
+def noise_bits(base, token):
+    """32-bit hash of a token id under a row's base, as int64."""
+    return (mix(base + (token + 1).to(tl.int64) * GOLDEN) >> 32) & 0xFFFFFFFF
 
 
 @triton.jit
-def load_clean(logits, row_stride, vocabulary, BLOCK: tl.constexpr):
-    """(row, token ids, fp32 logits) of a program: NaN as -inf, +inf as the largest fp32, -0 as 0."""
+def row_base(seed, position, row):
+    """Hash of (seed, position)."""
+    return mix(mix(tl.load(seed + row).to(tl.int64) + GOLDEN) + tl.load(position + row).to(tl.int64) * GOLDEN)
+
+
+@triton.jit
+def noise_estimate(bits):
+    """Gumbel noise in log2 units, fp32: a series for log1p where 1 - y would lose it, the mirrored value elsewhere."""
+    y = (bits.to(tl.float32) + 0.5) * 2.3283064365386963e-10
+    series = y * (1.0 + y * (0.5 + y * (0.33333334 + y * (0.25 + y * (0.2 + y * 0.16666667)))))
+    rest = ((4294967295 - bits).to(tl.float32) + 0.5) * 2.3283064365386963e-10
+    return -tl.log2(tl.where(y < 0.125, series, tl.log2(tl.minimum(rest, 0.9)) * -0.6931472))
+
+
+@triton.jit
+def noise_exact(bits):
+    """Gumbel noise in units of 2^-20, int64. 1 - y is a multiple of 2^-33, exact in fp64: its log is log1p(-y)."""
+    y = (bits.to(tl.float64) + 0.5) * 2.3283064365386963e-10
+    return tl.floor(-tl.log2(-tl.log(1.0 - y)) * 1048576.0 + 0.5).to(tl.int64)
+
+
+@triton.jit
+def survey_kernel(
+    logits, tops, temperature, min_p, threshold, seed, position, best, mass, row_stride, vocabulary, parts, programs,
+    FILTERED: tl.constexpr, BLOCK: tl.constexpr, PARTS: tl.constexpr, GROUP: tl.constexpr,
+):  # fmt: skip
+    """Estimate of each part's best score, fp32 [B, parts]; logprob mass of each program, int64 [B, programs]."""
     row = tl.program_id(0).to(tl.int64)
-    token = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    value = tl.load(logits + row * row_stride + token, mask=token < vocabulary, other=float("-inf")).to(tl.float32)
-    value = tl.where(value != value, float("-inf"), value)
-    value = tl.where(value > FP32_MAX, FP32_MAX, value)
-    return row, token, tl.where(value == 0.0, 0.0, value)
+    _, highest = load_tops(tops, row, parts, PARTS)
+    scale = load_scale(temperature, row)
+    least = tl.load(min_p + row).to(tl.float32)
+    base = row_base(seed, position, row)
+    total = tl.zeros((), dtype=tl.int64)
+    for index in range(GROUP):
+        part = tl.program_id(1) * GROUP + index
+        token, value = load_clean(logits, row, part, row_stride, vocabulary, BLOCK)
+        relative = value - highest
+        share = (tl.exp(relative) * 1099511627776.0).to(tl.int64)
+        total += tl.sum(tl.where(token < vocabulary, share, 0), axis=0)
+        if scale < 0.0:
+            score = value
+        else:
+            x = relative * scale
+            keep = (tl.exp(x * LN_2) >= least) & (relative > float("-inf"))
+            if FILTERED:
+                keep = keep & (filter_key(value, token) >= tl.load(threshold + row))
+            score = tl.maximum(tl.maximum(x, -2047.0) + noise_estimate(noise_bits(base, token)), -2048.0)
+            score = tl.where(keep, score, float("-inf"))
+        tl.store(best + row * parts + part, tl.max(score, axis=0), mask=part < parts)
+    tl.store(mass + row * programs + tl.program_id(1), total)
 
 
 @triton.jit
-def load_highest(tops, row):
-    """A row's maximum from its ordered int32, 0 where no logit is finite."""
-    top = tl.load(tops + row)
-    highest = (top ^ ((top >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
-    return tl.where(highest == float("-inf"), 0.0, highest)
-
-
-@triton.jit
-def filter_key(value, token):
-    """Unique non-negative int64 of 56 bits in the order of logits; at equality the lower id has the larger key."""
-    return ((ordered(value).to(tl.int64) + 2147483648) << 24) | (16777215 - token).to(tl.int64)
-
-
-@triton.jit
-def highest_kernel(logits, tops, row_stride, vocabulary, BLOCK: tl.constexpr):
-    """Ordered maximum of each part of a row: int32 [B, parts]."""
-    row, _, value = load_clean(logits, row_stride, vocabulary, BLOCK)
-    tl.store(tops + row * tl.num_programs(1) + tl.program_id(1), tl.max(ordered(value), axis=0))
-
-
-@triton.jit
-def score_kernel(
-    logits, tops, inverse, min_p, threshold, seed, position, best, mass, row_stride, vocabulary, BLOCK: tl.constexpr
-):
-    """Largest (score, ~id) and sum of logprob mass of each part of a row: int64 [B, parts] both.
-
-    inverse fp32 [B] = log2(e) / temperature, negative for a greedy row, whose score is the ordered logit.
-    """
-    row, token, value = load_clean(logits, row_stride, vocabulary, BLOCK)
-    relative = value - load_highest(tops, row)
-    part = row * tl.num_programs(1) + tl.program_id(1)
-    inside = token < vocabulary
-    share = (tl.exp(relative).to(tl.float64) * 1099511627776.0).to(tl.int64)
-    tl.store(mass + part, tl.sum(tl.where(inside, share, 0), axis=0))
-    scale = tl.load(inverse + row)
+def best_of_part(logits, row, part, highest, scale, least, passing, base, row_stride, vocabulary, BLOCK: tl.constexpr):
+    """Largest (score, ~id) of one part as int64; the score of a greedy row is the ordered logit."""
+    token, value = load_clean(logits, row, part, row_stride, vocabulary, BLOCK)
     if scale < 0.0:
         score = ordered(value).to(tl.int64)
     else:
+        relative = value - highest
         x = relative * scale
-        keep = (tl.exp(x * LN_2) >= tl.load(min_p + row)) & (filter_key(value, token) >= tl.load(threshold + row))
-        base = mix(mix(tl.load(seed + row) + GOLDEN) + tl.load(position + row) * GOLDEN)
-        bits = (mix(base + (token + 1).to(tl.int64) * GOLDEN) >> 32) & 0xFFFFFFFF
-        # 1 - y is a multiple of 2^-33 and exact in fp64, so its log is log1p(-y).
-        y = (bits.to(tl.float64) + 0.5) * 2.3283064365386963e-10
-        noise = -tl.log2(-tl.log(1.0 - y))
+        keep = (tl.exp(x * LN_2) >= least) & (filter_key(value, token) >= passing) & (relative > float("-inf"))
         score = tl.floor(tl.maximum(x.to(tl.float64), -2047.0) * 1048576.0 + 0.5).to(tl.int64)
-        score = tl.maximum(score + tl.floor(noise * 1048576.0 + 0.5).to(tl.int64), -2147483647)
-        score = tl.where(keep & (relative > float("-inf")), score, -2147483648)
+        score = tl.maximum(score + noise_exact(noise_bits(base, token)), -2147483647)
+        score = tl.where(keep, score, -2147483648)
     packed = (score << 32) | (4294967295 - token.to(tl.int64))
-    tl.store(best + part, tl.max(tl.where(inside, packed, -9223372036854775808), axis=0))
+    return tl.max(tl.where(token < vocabulary, packed, -9223372036854775808), axis=0)
 
 
 @triton.jit
-def histogram_kernel(
-    logits, tops, inverse, min_p, threshold, limit, prefix, histogram, row_stride, vocabulary, shift,
-    COUNT: tl.constexpr, BLOCK: tl.constexpr,
+def draw_kernel(
+    logits, tops, temperature, min_p, threshold, seed, position, best, mass, tokens, logprobs, row_stride, vocabulary,
+    parts, programs,
+    FILTERED: tl.constexpr, BLOCK: tl.constexpr, PARTS: tl.constexpr, PROGRAMS: tl.constexpr,
 ):  # fmt: skip
-    """Adds one program's tokens under the row's prefix to its 256 bins: 1 each, or the mass of those still kept."""
-    if tl.load(limit + tl.program_id(0)) < 9223372036854775807:
-        row, token, value = load_clean(logits, row_stride, vocabulary, BLOCK)
-        key = filter_key(value, token)
-        counted = (token < vocabulary) & ((key >> (shift + 8)) == tl.load(prefix + row))
-        if COUNT:
-            share = tl.full((BLOCK,), 1, dtype=tl.int64)
-        else:
-            weight = tl.exp((value - load_highest(tops, row)) * tl.load(inverse + row) * LN_2)
-            counted = counted & (weight >= tl.load(min_p + row)) & (key >= tl.load(threshold + row))
-            share = (weight * 4294967296.0).to(tl.int64)
-        digit = (key >> shift) & 255
-        tl.atomic_add(histogram + row * 256 + digit, share, mask=counted & (share > 0), sem="relaxed")
-
-
-@triton.jit
-def descend_kernel(histogram, limit, prefix, above):
-    """One digit of a row's threshold: the lowest whose keys above add up to less than the limit. Clears the bins."""
+    """The token of each row, int64 [B], and its logprob, fp64 [B]."""
     row = tl.program_id(0).to(tl.int64)
-    most = tl.load(limit + row)
-    if most < 9223372036854775807:
-        digit = tl.arange(0, 256)
-        bins = tl.load(histogram + row * 256 + digit)
-        so_far = tl.load(above + row)
-        higher = tl.sum(bins, axis=0) - tl.cumsum(bins, axis=0)
-        chosen = tl.min(tl.where(so_far + higher < most, digit, 255), axis=0)
-        tl.store(above + row, so_far + tl.sum(tl.where(digit > chosen, bins, 0), axis=0))
-        tl.store(prefix + row, tl.load(prefix + row) * 256 + chosen)
-        tl.store(histogram + row * 256 + digit, tl.zeros((256,), dtype=tl.int64))
+    _, highest = load_tops(tops, row, parts, PARTS)
+    scale = load_scale(temperature, row)
+    least = tl.load(min_p + row).to(tl.float32)
+    base = row_base(seed, position, row)
+    passing = tl.full((), NO_THRESHOLD, dtype=tl.int64)
+    if FILTERED:
+        passing = tl.load(threshold + row)
+    part = tl.arange(0, PARTS)
+    estimate = tl.load(best + row * parts + part, mask=part < parts, other=float("-inf"))
+    most = tl.max(estimate, axis=0)
+    # Nothing to choose from, so equal scores everywhere: the first token has the largest ~id.
+    wanted = tl.where(most == float("-inf"), part == 0, (estimate >= most - MARGIN) & (part < parts))
+    packed = tl.full((), -9223372036854775808, dtype=tl.int64)
+    now = tl.min(tl.where(wanted, part, PARTS), axis=0)
+    while now < PARTS:
+        candidate = best_of_part(logits, row, now, highest, scale, least, passing, base, row_stride, vocabulary, BLOCK)
+        packed = tl.maximum(packed, candidate)
+        now = tl.min(tl.where(wanted & (part > now), part, PARTS), axis=0)
+    token = 4294967295 - (packed & 0xFFFFFFFF)
+    tl.store(tokens + row, token)
+    program = tl.arange(0, PROGRAMS)
+    total = tl.sum(tl.load(mass + row * programs + program, mask=program < programs, other=0), axis=0)
+    own = tl.load(logits + row * row_stride + token).to(tl.float32)
+    own = tl.minimum(tl.where(own != own, float("-inf"), own), FP32_MAX)
+    logprob = (own - highest).to(tl.float64) - tl.log2(total.to(tl.float64) / 1099511627776.0) * LN_2
+    tl.store(logprobs + row, tl.where(total == 0, float("-inf"), logprob))
 
 
 def why_not(logits: Tensor, rows: SamplingRows) -> str | None:
@@ -170,98 +187,35 @@ def why_not(logits: Tensor, rows: SamplingRows) -> str | None:
     return None
 
 
-@dataclass(frozen=True)
-class _Call:
-    """What every kernel of one call needs."""
-
-    logits: Tensor
-    tops: Tensor
-    inverse: Tensor
-    min_p: Tensor
-    block: int
-
-    @property
-    def grid(self) -> tuple[int, int]:
-        return self.logits.shape[0], triton.cdiv(self.logits.shape[1], self.block)
-
-
-def _select(call: _Call, limit: Tensor, threshold: Tensor, count: bool, top_p: Tensor | None = None) -> Tensor:
-    """Lowest key of each row whose better keys add up to less than its limit, int64 [B]; unlimited rows keep theirs.
-
-    With top_p the limit is that share of all mass, which the first pass finds.
-    """
-    rows, vocabulary = call.logits.shape
-    prefix, above = torch.zeros_like(limit), torch.zeros_like(limit)
-    histogram = limit.new_zeros((rows, 1 << DIGIT_BITS))
-    for shift in range(KEY_BITS - DIGIT_BITS, -1, -DIGIT_BITS):
-        histogram_kernel[call.grid](
-            call.logits, call.tops, call.inverse, call.min_p, threshold, limit, prefix, histogram,
-            call.logits.stride(0), vocabulary, shift, COUNT=count, BLOCK=call.block, num_warps=WARPS,
-            enable_fp_fusion=False,
-        )  # fmt: skip
-        if top_p is not None and shift == KEY_BITS - DIGIT_BITS:
-            share = torch.floor(histogram.sum(dim=1).to(torch.float64) * top_p).to(torch.int64)
-            # At least 1: the most likely token is always kept.
-            limit = torch.where(limit == UNLIMITED, limit, share.clamp(min=1))
-        descend_kernel[(rows,)](histogram, limit, prefix, above, num_warps=1)
-    return torch.where(limit == UNLIMITED, threshold, prefix)
-
-
-def _threshold(call: _Call, rows: SamplingRows) -> Tensor:
-    """Lowest filter key that passes top-k, then top-p on the mass left: int64 [B]."""
-    none = torch.full_like(rows.seed, -UNLIMITED - 1)
-    unlimited = torch.full_like(rows.seed, UNLIMITED)
-    sampled = rows.temperature > 0
-    top_k = rows.top_k.to(torch.int64)
-    limit = torch.where(sampled & (top_k > 0) & (top_k < call.logits.shape[1]), top_k, unlimited)
-    threshold = _select(call, limit, none, count=True)
-    limit = torch.where(sampled & (rows.top_p < 1.0), 1, unlimited)
-    return _select(call, limit, threshold, count=False, top_p=rows.top_p.to(torch.float64))
-
-
 def sample(
     logits: Tensor, rows: SamplingRows, filtered: bool | None = None, block: int = BLOCK
 ) -> tuple[Tensor, Tensor]:
     """Takes one token a row, as kernels/sampler/naive.py says: [B, V] -> token ids int64 [B], logprobs fp64 [B].
 
-    `filtered` says whether any row filters, for callers that know (None asks the device, which waits for it). `block`
-    is for tests: it changes nothing. Raises ValueError with `why_not`'s reason.
+    `filtered` says whether any row has a top-k or top-p, for callers that know (None asks the device, which waits for
+    it). `block` is for tests: it changes nothing. Raises ValueError with `why_not`'s reason.
     """
     if reason := why_not(logits, rows):
         raise ValueError(reason)
-    batch, vocabulary = logits.shape
+    batch, device = logits.shape[0], logits.device
+    tokens = torch.empty(batch, dtype=torch.int64, device=device)
+    logprobs = torch.empty(batch, dtype=torch.float64, device=device)
     if not batch:
-        return rows.seed.new_empty(0), rows.seed.new_empty(0, dtype=torch.float64)
-    parts = triton.cdiv(vocabulary, block)
-    tops = torch.empty((batch, parts), dtype=torch.int32, device=logits.device)
-    highest_kernel[(batch, parts)](logits, tops, logits.stride(0), vocabulary, BLOCK=block, num_warps=WARPS)
-    temperature = rows.temperature.to(torch.float64)
-    inverse = (LOG2_E / torch.where(temperature <= 0, 1.0, temperature)).clamp(max=naive.INVERSE_MAX)
-    call = _Call(
-        logits=logits,
-        tops=tops.amax(dim=1),
-        inverse=torch.where(temperature <= 0, -1.0, inverse.to(torch.float32)),
-        min_p=rows.min_p.to(torch.float32),
-        block=block,
-    )
+        return tokens, logprobs
     if filtered is None:
         filtered = bool(((rows.top_k > 0) | (rows.top_p < 1.0)).any())
-    threshold = _threshold(call, rows) if filtered else torch.full_like(rows.seed, -UNLIMITED - 1)
-    best = torch.empty((batch, parts), dtype=torch.int64, device=logits.device)
-    mass = torch.empty_like(best)
-    score_kernel[(batch, parts)](
-        logits, call.tops, call.inverse, call.min_p, threshold, rows.seed, rows.position, best, mass,
-        logits.stride(0), vocabulary, BLOCK=block, num_warps=WARPS, enable_fp_fusion=False,
+    call = begin(logits, rows, block)
+    passing = threshold(call) if filtered else tokens
+    best = torch.empty((batch, call.parts), dtype=torch.float32, device=device)
+    mass = torch.empty((batch, call.programs), dtype=torch.int64, device=device)
+    padded = triton.next_power_of_2(call.parts)
+    operands = logits, call.tops, rows.temperature, rows.min_p, passing, rows.seed, rows.position, best, mass
+    survey_kernel[call.grid](
+        *operands, *call.sizes, call.programs, FILTERED=filtered, BLOCK=block, PARTS=padded, GROUP=PARTS_A_PROGRAM,
+        num_warps=WARPS, enable_fp_fusion=False,
     )  # fmt: skip
-    tokens = naive.ID_MASK - (best.amax(dim=1) & naive.ID_MASK)
-    return tokens, _logprobs(logits, call.tops, mass.sum(dim=1), tokens)
-
-
-def _logprobs(logits: Tensor, tops: Tensor, mass: Tensor, tokens: Tensor) -> Tensor:
-    """Log-softmax of one token a row from its total mass: fp64 [B]."""
-    highest = (tops ^ ((tops >> 31) & 0x7FFFFFFF)).view(torch.float32)
-    own = logits.gather(1, tokens[:, None])[:, 0].float()
-    own = own.nan_to_num(nan=-torch.inf, posinf=torch.finfo(torch.float32).max, neginf=-torch.inf)
-    total = mass.to(torch.float64) / naive.LOGPROB_MASS_ONE
-    logprob = (own - torch.where(highest == -torch.inf, 0.0, highest)).to(torch.float64) - torch.log2(total) * LN2
-    return torch.where(mass == 0, -torch.inf, logprob)
+    draw_kernel[(batch,)](
+        *operands, tokens, logprobs, *call.sizes, call.programs, FILTERED=filtered, BLOCK=block, PARTS=padded,
+        PROGRAMS=triton.next_power_of_2(call.programs), num_warps=8, enable_fp_fusion=False,
+    )  # fmt: skip
+    return tokens, logprobs

@@ -7,6 +7,7 @@ from torch import Tensor
 pytest.importorskip("triton", reason="triton is not installed")
 
 from forkpoint.kernels.elementwise import LN2, LOG2_E
+from forkpoint.kernels.filters import triton as filters
 from forkpoint.kernels.sampler import naive
 from forkpoint.kernels.sampler import triton as sampler
 from forkpoint.kernels.sampler.naive import SamplingRows
@@ -102,16 +103,23 @@ def test_filters_at_their_ends_keep_what_the_naive_twin_keeps(changed: dict[str,
 
 
 @pytest.mark.parametrize(
-    "changed", [{"top_k": 7}, {"top_p": 0.7}, {"top_k": 300, "top_p": 0.9, "min_p": 0.02}], ids=str
+    "changed",
+    [
+        {"top_k": 7},
+        {"top_p": 0.7},
+        {"top_p": 0.05},
+        {"top_k": 20, "top_p": 0.999},
+        {"top_k": 300, "top_p": 0.9, "min_p": 0.02},
+    ],
+    ids=str,
 )
-def test_radix_select_keeps_the_set_that_sorting_keeps(changed: dict[str, float]) -> None:
+@pytest.mark.parametrize("block", [32, 1024])
+def test_halving_keeps_the_set_that_sorting_keeps(changed: dict[str, float], block: int) -> None:
     """The kept set itself, beyond the tokens drawn from it."""
     logits, rows = inputs(4, 5)
     rows = only(rows, **changed)
     keys = naive.token_keys(logits)
-    tops = (keys.amax(dim=1) >> 32).to(torch.int32)
-    inverse = torch.full_like(rows.temperature, LOG2_E)
-    threshold = sampler._threshold(sampler._Call(logits, tops, inverse, rows.min_p, 1024), rows)
+    threshold = filters.threshold(filters.begin(logits, rows, block))
     weight = torch.exp((logits - logits.amax(dim=1, keepdim=True)) * LOG2_E * LN2)
     ids = torch.arange(VOCABULARY, device=DEVICE)
     filter_keys = (((keys >> 32) + (1 << 31)) << 24) | ((1 << 24) - 1 - ids)
