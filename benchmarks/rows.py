@@ -131,7 +131,7 @@ def product_times(run: Run, inputs: int, outputs: int) -> Rows:
         moved = 2 * (rows * inputs + outputs * inputs + rows * outputs)
         floor = max(moved / BYTES_A_US, 2 * rows * inputs * outputs / FLOP_A_US)
         target = cublas * (1.05 if rows <= 64 else 1.10)
-        pinned = tile_for(matmul.architecture(run.device), rows, outputs, inputs)
+        pinned = tile_for(rows, outputs)
         times: dict[Tile, float] = {}
         for tile in dict.fromkeys((pinned, *run.scale.tiles)):
             if (tile.rows > 16 and rows <= 16) or (tile.rows < 64 and rows > 64):

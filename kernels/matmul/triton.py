@@ -20,10 +20,19 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from forkpoint.kernels.matmul.configs import BLOCK_K, BLOCK_K_FP32, FP32, Tile, tile_for
+from forkpoint.kernels.matmul.configs import (
+    BLOCK_K,
+    BLOCK_K_FP32,
+    FP32,
+    MULTIPROCESSORS,
+    Tile,
+    tile_for,
+    without_tma,
+)
 
 TMA_ALIGNMENT: Final = 16
 """Bytes: a TMA descriptor's base and row stride are multiples of it."""
+MIN_STAGES: Final = 3
 ROWS_MAX: Final = 1 << 31
 """Row and column numbers are int32 (offsets are int64)."""
 
@@ -37,10 +46,29 @@ def swizzled(index, row_tiles, column_tiles, GROUP: tl.constexpr):
     return band * GROUP + inner % height, inner // height
 
 
+@triton.jit
+def store_tile(out, total, row, column, rows, outputs, out_stride, SWAPPED: tl.constexpr):
+    """A tile's elements to their places; [columns, rows] where the weights stood on the M side."""
+    if SWAPPED:
+        place = out + row.to(tl.int64)[None, :] * out_stride + column[:, None]
+        inside = (row[None, :] < rows) & (column[:, None] < outputs)
+    else:
+        place = out + row.to(tl.int64)[:, None] * out_stride + column[None, :]
+        inside = (row[:, None] < rows) & (column[None, :] < outputs)
+    tl.store(place, total.to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def step_product(a, b, total, SWAPPED: tl.constexpr):
+    """One inner step: a [rows, BLOCK_K] of x, b [columns, BLOCK_K] of the weights."""
+    return tl.dot(b, a.T, total, input_precision="ieee") if SWAPPED else tl.dot(a, b.T, total, input_precision="ieee")
+
+
 @triton.jit(do_not_specialize=["rows"])
 def linear_kernel(
     x, weight, out, rows, outputs, inputs, x_stride, weight_stride, out_stride,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP: tl.constexpr, EVEN_K: tl.constexpr,
+    SWAPPED: tl.constexpr, UNROLL: tl.constexpr,
 ):  # fmt: skip
     """One tile a program, operands by pointers."""
     m, n = swizzled(tl.program_id(0), tl.cdiv(rows, BLOCK_M), tl.cdiv(outputs, BLOCK_N), GROUP)
@@ -48,46 +76,75 @@ def linear_kernel(
     column = n * BLOCK_N + tl.arange(0, BLOCK_N)
     step = tl.arange(0, BLOCK_K)
     left = x + row.to(tl.int64)[:, None] * x_stride + step[None, :]
-    right = weight + column.to(tl.int64)[None, :] * weight_stride + step[:, None]
-    total = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
-    for k in range(0, inputs, BLOCK_K):
-        if EVEN_K:
-            a = tl.load(left, mask=row[:, None] < rows, other=0.0)
-            b = tl.load(right, mask=column[None, :] < outputs, other=0.0)
-        else:
-            a = tl.load(left, mask=(row[:, None] < rows) & (step[None, :] < inputs - k), other=0.0)
-            b = tl.load(right, mask=(column[None, :] < outputs) & (step[:, None] < inputs - k), other=0.0)
-        total = tl.dot(a, b, total, input_precision="ieee")
-        left += BLOCK_K
-        right += BLOCK_K
-    place = out + row.to(tl.int64)[:, None] * out_stride + column[None, :]
-    tl.store(place, total.to(out.dtype.element_ty), mask=(row[:, None] < rows) & (column[None, :] < outputs))
+    right = weight + column.to(tl.int64)[:, None] * weight_stride + step[None, :]
+    total = tl.zeros((BLOCK_N, BLOCK_M) if SWAPPED else (BLOCK_M, BLOCK_N), dtype=tl.float32)
+    for first in range(0, inputs, BLOCK_K * UNROLL):
+        for part in tl.static_range(UNROLL):
+            k = first + part * BLOCK_K
+            if EVEN_K:
+                a = tl.load(left + part * BLOCK_K, mask=row[:, None] < rows, other=0.0)
+                b = tl.load(right + part * BLOCK_K, mask=column[:, None] < outputs, other=0.0)
+            else:
+                inside = step[None, :] < inputs - k
+                a = tl.load(left + part * BLOCK_K, mask=(row[:, None] < rows) & inside, other=0.0)
+                b = tl.load(right + part * BLOCK_K, mask=(column[:, None] < outputs) & inside, other=0.0)
+            total = step_product(a, b, total, SWAPPED)
+        left += BLOCK_K * UNROLL
+        right += BLOCK_K * UNROLL
+    store_tile(out, total, row, column, rows, outputs, out_stride, SWAPPED)
 
 
 @triton.jit(do_not_specialize=["rows"])
-def persistent_kernel(
+def tma_kernel(
     x, weight, out, rows, outputs, inputs, out_stride,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP: tl.constexpr, PROGRAMS: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP: tl.constexpr, SWAPPED: tl.constexpr,
 ):  # fmt: skip
-    """PROGRAMS programs walk all tiles; x and weight are TMA descriptors, which read 0 beyond their edges."""
+    """One tile a program; x and weight are TMA descriptors, which read 0 beyond their edges."""
+    m, n = swizzled(tl.program_id(0), tl.cdiv(rows, BLOCK_M), tl.cdiv(outputs, BLOCK_N), GROUP)
+    total = tl.zeros((BLOCK_N, BLOCK_M) if SWAPPED else (BLOCK_M, BLOCK_N), dtype=tl.float32)
+    for k in range(0, inputs, BLOCK_K):
+        total = step_product(x.load([m * BLOCK_M, k]), weight.load([n * BLOCK_N, k]), total, SWAPPED)
+    row = m * BLOCK_M + tl.arange(0, BLOCK_M)
+    column = n * BLOCK_N + tl.arange(0, BLOCK_N)
+    store_tile(out, total, row, column, rows, outputs, out_stride, SWAPPED)
+
+
+@triton.jit
+def chain(x, weight, row, column, inputs, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr):
+    """The products of one tile, all of K: fp32 [BLOCK_M, BLOCK_N]."""
+    total = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
+    for k in range(0, inputs, BLOCK_K):
+        total = step_product(x.load([row, k]), weight.load([column, k]), total, False)
+    return total
+
+
+@triton.jit(do_not_specialize=["rows", "whole"])
+def persistent_kernel(
+    x, weight, tail_weight, out, tail_out, rows, outputs, inputs, whole,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP: tl.constexpr, PROGRAMS: tl.constexpr,
+    TAIL: tl.constexpr,
+):  # fmt: skip
+    """PROGRAMS programs walk over the first `whole` tiles, then over the rest in TAIL column parts each.
+
+    All five tensors are TMA descriptors: [BLOCK_M or BLOCK_N, BLOCK_K] for loads, half a tile and a part for stores.
+    """
     row_tiles = tl.cdiv(rows, BLOCK_M)
     column_tiles = tl.cdiv(outputs, BLOCK_N)
-    for index in tl.range(tl.program_id(0), row_tiles * column_tiles, PROGRAMS, flatten=True):
+    HALF: tl.constexpr = BLOCK_N // 2
+    for index in tl.range(tl.program_id(0), whole, PROGRAMS, flatten=True):
         m, n = swizzled(index, row_tiles, column_tiles, GROUP)
-        total = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
-        for k in range(0, inputs, BLOCK_K):
-            a = x.load([m * BLOCK_M, k])
-            b = weight.load([n * BLOCK_N, k])
-            total = tl.dot(a, b.T, total)
-        row = m * BLOCK_M + tl.arange(0, BLOCK_M)
-        column = n * BLOCK_N + tl.arange(0, BLOCK_N // 2)
-        place = out + row.to(tl.int64)[:, None] * out_stride + column[None, :]
-        # In halves: a whole fp32 tile on its way to memory does not fit shared memory beside the pipeline.
-        left, right = tl.split(tl.permute(tl.reshape(total, (BLOCK_M, 2, BLOCK_N // 2)), (0, 2, 1)))
-        inside = (row[:, None] < rows) & (column[None, :] < outputs)
-        tl.store(place, left.to(out.dtype.element_ty), mask=inside)
-        inside = (row[:, None] < rows) & (column[None, :] + BLOCK_N // 2 < outputs)
-        tl.store(place + BLOCK_N // 2, right.to(out.dtype.element_ty), mask=inside)
+        total = chain(x, weight, m * BLOCK_M, n * BLOCK_N, inputs, BLOCK_M, BLOCK_N, BLOCK_K)
+        # In halves: a whole tile on its way to memory does not fit shared memory beside the pipeline.
+        left, right = tl.split(tl.permute(tl.reshape(total, (BLOCK_M, 2, HALF)), (0, 2, 1)))
+        out.store([m * BLOCK_M, n * BLOCK_N], left.to(out.dtype))
+        out.store([m * BLOCK_M, n * BLOCK_N + HALF], right.to(out.dtype))
+    if TAIL > 1:
+        PART: tl.constexpr = BLOCK_N // TAIL
+        for part in tl.range(tl.program_id(0), (row_tiles * column_tiles - whole) * TAIL, PROGRAMS):
+            m, n = swizzled(whole + part // TAIL, row_tiles, column_tiles, GROUP)
+            column = n * BLOCK_N + part % TAIL * PART
+            total = chain(x, tail_weight, m * BLOCK_M, column, inputs, BLOCK_M, PART, BLOCK_K)
+            tail_out.store([m * BLOCK_M, column], total.to(tail_out.dtype))
 
 
 def why_not(x: Tensor, weight: Tensor) -> str | None:
@@ -103,34 +160,22 @@ def why_not(x: Tensor, weight: Tensor) -> str | None:
     return None
 
 
-def why_not_persistent(x: Tensor, weight: Tensor) -> str | None:
-    """Why the persistent form does not take a call that `linear` takes, or None."""
-    if x.dtype != torch.bfloat16:
-        return "the persistent form multiplies bf16 only"
-    if 0 in (*x.shape, *weight.shape):
-        return "a descriptor cannot be empty"
-    for name, tensor in (("x", x), ("weight", weight)):
+def why_not_tma(*tensors: Tensor) -> str | None:
+    """Why descriptors cannot describe these operands, the result among them, or None."""
+    for tensor in tensors:
+        if tensor.dtype != torch.bfloat16 and tensor is not tensors[-1]:
+            return "products of descriptors are of bf16 only"
+        if 0 in tensor.shape:
+            return "a descriptor cannot be empty"
         if tensor.data_ptr() % TMA_ALIGNMENT or tensor.stride(0) * tensor.element_size() % TMA_ALIGNMENT:
-            return f"{name}: base and row stride must be multiples of {TMA_ALIGNMENT} bytes for TMA"
+            return f"{tuple(tensor.shape)}: base and row stride must be multiples of {TMA_ALIGNMENT} bytes for TMA"
     return None
-
-
-def architecture(device: torch.device) -> str:
-    """Key of the pinned table: sm_90 for an H200, "interpreter" without a GPU."""
-    if device.type != "cuda":
-        return "interpreter"
-    major, minor = torch.cuda.get_device_capability(device)
-    return f"sm_{major}{minor}"
-
-
-def _programs(device: torch.device) -> int:
-    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 3
 
 
 def linear(x: Tensor, weight: Tensor, dtype: torch.dtype = torch.float32, tile: Tile | None = None) -> Tensor:
     """x @ weight.T: x [M, K], weight [N, K] -> [M, N]. `tile` overrides the pinned one, for tests and tuning.
 
-    Raises ValueError with `why_not`'s reason, or for a persistent `tile` given where descriptors cannot be made.
+    Raises ValueError with `why_not`'s reason, or for a `tile` with descriptors where they cannot be made.
     """
     if reason := why_not(x, weight):
         raise ValueError(reason)
@@ -139,32 +184,53 @@ def linear(x: Tensor, weight: Tensor, dtype: torch.dtype = torch.float32, tile: 
     out = torch.empty((rows, outputs), dtype=dtype, device=x.device)
     if not out.numel():
         return out
-    chosen = tile or (FP32 if x.dtype == torch.float32 else tile_for(architecture(x.device), rows, outputs, inputs))
-    if chosen.persistent:
-        reason = why_not_persistent(x, weight)
+    chosen = tile or (FP32 if x.dtype == torch.float32 else tile_for(rows, outputs))
+    if chosen.persistent or chosen.tma:
+        reason = why_not_tma(x, weight, out)
         if reason is None:
-            _launch_persistent(x, weight, out, chosen)
+            (_launch_persistent if chosen.persistent else _launch_tma)(x, weight, out, chosen)
             return out
         if tile is not None:
             raise ValueError(reason)
+        chosen = without_tma(chosen)
     block_k = BLOCK_K_FP32 if x.dtype == torch.float32 else BLOCK_K
-    programs = triton.cdiv(rows, chosen.rows) * triton.cdiv(outputs, chosen.columns)
-    linear_kernel[(programs,)](
+    linear_kernel[(_tiles(chosen, rows, outputs),)](
         x, weight, out, rows, outputs, inputs, x.stride(0), weight.stride(0), out.stride(0),
         BLOCK_M=chosen.rows, BLOCK_N=chosen.columns, BLOCK_K=block_k, GROUP=chosen.group,
-        EVEN_K=inputs % block_k == 0, num_warps=chosen.warps, num_stages=chosen.stages, enable_fp_fusion=False,
+        EVEN_K=inputs % (block_k * chosen.unroll) == 0, SWAPPED=chosen.swapped, UNROLL=chosen.unroll,
+        num_warps=chosen.warps, num_stages=chosen.stages, enable_fp_fusion=False,
     )  # fmt: skip
     return out
 
 
-def _launch_persistent(x: Tensor, weight: Tensor, out: Tensor, tile: Tile) -> None:
+def _tiles(tile: Tile, rows: int, outputs: int) -> int:
+    return triton.cdiv(rows, tile.rows) * triton.cdiv(outputs, tile.columns)  # type: ignore[no-any-return]
+
+
+def _launch_tma(x: Tensor, weight: Tensor, out: Tensor, tile: Tile) -> None:
     (rows, inputs), outputs = x.shape, weight.shape[0]
-    tiles = triton.cdiv(rows, tile.rows) * triton.cdiv(outputs, tile.columns)
-    programs = min(tiles, _programs(x.device))
-    persistent_kernel[(programs,)](
+    tma_kernel[(_tiles(tile, rows, outputs),)](
         TensorDescriptor.from_tensor(x, [tile.rows, BLOCK_K]),
         TensorDescriptor.from_tensor(weight, [tile.columns, BLOCK_K]),
         out, rows, outputs, inputs, out.stride(0),
-        BLOCK_M=tile.rows, BLOCK_N=tile.columns, BLOCK_K=BLOCK_K, GROUP=tile.group, PROGRAMS=programs,
+        BLOCK_M=tile.rows, BLOCK_N=tile.columns, BLOCK_K=BLOCK_K, GROUP=tile.group, SWAPPED=tile.swapped,
         num_warps=tile.warps, num_stages=tile.stages, enable_fp_fusion=False,
+    )  # fmt: skip
+
+
+def _launch_persistent(x: Tensor, weight: Tensor, out: Tensor, tile: Tile) -> None:
+    (rows, inputs), outputs = x.shape, weight.shape[0]
+    tiles, part = _tiles(tile, rows, outputs), tile.columns // tile.tail
+    programs = min(tiles * tile.tail, MULTIPROCESSORS * tile.occupancy)
+    weights = TensorDescriptor.from_tensor(weight, [tile.columns, BLOCK_K])
+    halves = TensorDescriptor.from_tensor(out, [tile.rows, tile.columns // 2])
+    persistent_kernel[(programs,)](
+        TensorDescriptor.from_tensor(x, [tile.rows, BLOCK_K]), weights,
+        weights if tile.tail == 1 else TensorDescriptor.from_tensor(weight, [part, BLOCK_K]), halves,
+        halves if tile.tail == 1 else TensorDescriptor.from_tensor(out, [tile.rows, part]),
+        rows, outputs, inputs, tiles if tile.tail == 1 else tiles // MULTIPROCESSORS * MULTIPROCESSORS,
+        BLOCK_M=tile.rows, BLOCK_N=tile.columns, BLOCK_K=BLOCK_K, GROUP=tile.group, PROGRAMS=programs, TAIL=tile.tail,
+        num_warps=tile.warps, enable_fp_fusion=False,
+        # fp32 halves leave room for one stage less.
+        num_stages=tile.stages - (tile.stages > MIN_STAGES and out.dtype == torch.float32),
     )  # fmt: skip

@@ -1,20 +1,22 @@
 """What the compiler makes of the kernels for sm_90, no GPU needed: spills, tensor cores, shared memory, atomics."""
 
+from types import ModuleType
 from typing import Final
 
 import pytest
 
 pytest.importorskip("triton", reason="triton is not installed")
 
+from forkpoint.kernels.filters import triton as filters
 from forkpoint.kernels.matmul.configs import (
     BLOCK_K,
     BLOCK_K_FP32,
-    DEFAULT,
     FP32,
     HEAD_TILES,
     SHARED_BYTES_MAX,
     HeadTile,
     Tile,
+    every_tile,
 )
 from forkpoint.kernels.norm import triton as norm
 from forkpoint.kernels.sampler import triton as sampler
@@ -26,20 +28,31 @@ KERNELS: Final = "forkpoint.kernels."
 def product(tile: Tile, dtype: str) -> Probe:
     """The row-invariant product with one tile."""
     constants: dict[str, int | bool] = {"BLOCK_M": tile.rows, "BLOCK_N": tile.columns, "GROUP": tile.group}
-    types = {"out": "*fp32", "rows": "i32", "outputs": "i32", "inputs": "i32", "out_stride": "i32"}
-    name = f"linear {dtype} {tile.rows}x{tile.columns}"
-    if tile.persistent:
-        types |= {
-            "x": f"tensordesc<{dtype}[{tile.rows},{BLOCK_K}]>",
-            "weight": f"tensordesc<{dtype}[{tile.columns},{BLOCK_K}]>",
-        }
-        constants |= {"BLOCK_K": BLOCK_K, "PROGRAMS": 132}
-        kernel = "matmul.triton:persistent_kernel"
+    constants["BLOCK_K"] = BLOCK_K if dtype == "bf16" else BLOCK_K_FP32
+    types = {"rows": "i32", "outputs": "i32", "inputs": "i32", "out_stride": "i32", "out": "*bf16"}
+    if tile.tma or tile.persistent:
+        types |= {"x": f"tensordesc<bf16[{tile.rows},{BLOCK_K}]>"}
+        types |= {"weight": f"tensordesc<bf16[{tile.columns},{BLOCK_K}]>"}
+        constants["SWAPPED"] = tile.swapped
+        kernel = "matmul.triton:tma_kernel"
     else:
         types |= {"x": f"*{dtype}", "weight": f"*{dtype}", "x_stride": "i32", "weight_stride": "i32"}
-        constants |= {"BLOCK_K": BLOCK_K if dtype == "bf16" else BLOCK_K_FP32, "EVEN_K": True}
+        constants |= {"EVEN_K": True, "SWAPPED": tile.swapped, "UNROLL": tile.unroll}
         kernel = "matmul.triton:linear_kernel"
-    return Probe(name, KERNELS + kernel, types, constants, tile.warps, tile.stages, unaligned=("rows",))
+    if tile.persistent:
+        part = tile.columns // (2 if tile.tail == 1 else tile.tail)
+        types |= {
+            "tail_weight": f"tensordesc<bf16[{tile.columns // tile.tail},{BLOCK_K}]>",
+            "out": f"tensordesc<bf16[{tile.rows},{tile.columns // 2}]>",
+            "tail_out": f"tensordesc<bf16[{tile.rows},{part}]>",
+            "whole": "i32",
+        }
+        types.pop("out_stride")
+        constants.pop("SWAPPED")
+        constants |= {"PROGRAMS": 132 * tile.occupancy, "TAIL": tile.tail}
+        kernel = "matmul.triton:persistent_kernel"
+    name = f"linear {dtype} {tile}"
+    return Probe(name, KERNELS + kernel, types, constants, tile.warps, tile.stages, unaligned=("rows", "whole"))
 
 
 def row_norm(width: int, kind: str) -> Probe:
@@ -65,36 +78,33 @@ def by_head(tile: HeadTile) -> Probe:
     )  # fmt: skip
 
 
-ROW: Final = {"logits": "*fp32", "tops": "*i32", "inverse": "*fp32", "min_p": "*fp32", "threshold": "*i64"}
-SIZES: Final = {"row_stride": "i32", "vocabulary": "i32"}
-SCORE: Final = Probe(
-    "score",
-    KERNELS + "sampler.triton:score_kernel",
-    ROW | SIZES | {"seed": "*i64", "position": "*i64", "best": "*i64", "mass": "*i64"},
-    {"BLOCK": sampler.BLOCK},
-    sampler.WARPS,
-)
-HISTOGRAM: Final = Probe(
-    "histogram",
-    KERNELS + "sampler.triton:histogram_kernel",
-    ROW | SIZES | {"limit": "*i64", "prefix": "*i64", "histogram": "*i64", "shift": "i32"},
-    {"COUNT": False, "BLOCK": sampler.BLOCK},
-    sampler.WARPS,
-)
-HIGHEST: Final = Probe(
-    "highest",
-    KERNELS + "sampler.triton:highest_kernel",
-    SIZES | {"logits": "*bf16", "tops": "*i32"},
-    {"BLOCK": sampler.BLOCK},
-    sampler.WARPS,
-)
-DESCEND: Final = Probe(
-    "descend",
-    KERNELS + "sampler.triton:descend_kernel",
-    {"histogram": "*i64", "limit": "*i64", "prefix": "*i64", "above": "*i64"},
-    {},
-    1,
-)
+SAMPLER_TYPES: Final = {
+    **dict.fromkeys(("tops", "listed"), "*i32"),
+    **dict.fromkeys(("logits", "temperature", "top_p", "min_p", "best"), "*fp32"),
+    **dict.fromkeys(("top_k", "keys", "mass", "threshold", "seed", "position", "tokens"), "*i64"),
+    **dict.fromkeys(("row_stride", "vocabulary", "parts", "programs"), "i32"),
+    "logprobs": "*fp64",
+}
+
+
+def sampling(module: ModuleType, name: str, warps: int, **constants: int) -> Probe:
+    """One kernel of the sampler, for a vocabulary of 163,840."""
+    names = getattr(module, f"{name}_kernel").arg_names
+    types = {key: SAMPLER_TYPES[key] for key in names if key in SAMPLER_TYPES}
+    constants.setdefault("BLOCK", sampler.BLOCK)
+    constants |= {"PARTS": 256} if "PARTS" in names else {}
+    constants |= {"GROUP": filters.PARTS_A_PROGRAM} if "GROUP" in names else {}
+    constants |= {"PROGRAMS": 64} if "PROGRAMS" in names else {}
+    return Probe(name, f"{module.__name__}:{name}_kernel", types, constants, warps)
+
+
+SAMPLING: Final = [
+    sampling(filters, "highest", filters.WARPS),
+    sampling(filters, "collect", filters.WARPS),
+    sampling(filters, "resolve", 16, BLOCK=filters.RESOLVE_BLOCK),
+    sampling(sampler, "survey", filters.WARPS, FILTERED=True),
+    sampling(sampler, "draw", 8, FILTERED=True),
+]
 SWIGLU: Final = Probe(
     "swiglu",
     KERNELS + "ffn.triton:swiglu_kernel",
@@ -102,10 +112,10 @@ SWIGLU: Final = Probe(
     {"SILU": True, "BLOCK": 1024},
     4,
 )
-PRODUCTS: Final = [*(product(bucket.tile, "bf16") for bucket in DEFAULT), product(FP32, "fp32")]
+PRODUCTS: Final = [*(product(tile, "bf16") for tile in every_tile()), product(FP32, "fp32")]
 NORMS: Final = [row_norm(128, "gated"), row_norm(2304, "add"), row_norm(7168, "add")]
 HEADS: Final = [by_head(tile) for tile in HEAD_TILES]
-PROBES: Final = [*PRODUCTS, *NORMS, *HEADS, SCORE, HISTOGRAM, HIGHEST, DESCEND, SWIGLU]
+PROBES: Final = [*PRODUCTS, *NORMS, *HEADS, *SAMPLING, SWIGLU]
 
 
 @pytest.fixture(scope="module")
@@ -122,15 +132,16 @@ def test_no_kernel_spills_and_all_fit_a_multiprocessor(compiled: dict[str, Repor
         assert 0 <= report.shared_bytes <= SHARED_BYTES_MAX, report
 
 
-def test_only_integers_of_the_samplers_histograms_are_added_by_atomics(compiled: dict[str, Report]) -> None:
-    assert [name for name, report in compiled.items() if report.atomics] == ["histogram"]
+def test_only_the_length_of_the_samplers_list_is_an_atomic_integer(compiled: dict[str, Report]) -> None:
+    assert [name for name, report in compiled.items() if report.atomics] == ["collect"]
 
 
 def test_bf16_products_run_on_tensor_cores_and_tall_tiles_on_wgmma(compiled: dict[str, Report]) -> None:
-    for bucket in DEFAULT:
-        report = compiled[product(bucket.tile, "bf16").name]
-        assert (report.wgmma > 0, report.mma > 0) == (bucket.tile.rows >= 64, bucket.tile.rows < 64), report
-        assert (report.tma > 0) == bucket.tile.persistent, report
+    for tile in every_tile():
+        report = compiled[product(tile, "bf16").name]
+        tall = (tile.columns if tile.swapped else tile.rows) >= 64
+        assert (report.wgmma > 0, report.mma > 0) == (tall, not tall), report
+        assert (report.tma > 0) == (tile.tma or tile.persistent), report
 
 
 def test_fp32_products_use_no_tensor_core(compiled: dict[str, Report]) -> None:

@@ -9,10 +9,17 @@ pytest.importorskip("triton", reason="triton is not installed")
 from forkpoint.kernels.matmul import configs, naive
 from forkpoint.kernels.matmul import triton as matmul
 from forkpoint.kernels.matmul.configs import Tile
-from tests.support.kernels import at_offset, relative_rmse
-from tests.support.triton_shim import DEVICE
+from tests.support.kernels import at_offset, relative_rmse, same_bytes
+from tests.support.triton_shim import DEVICE, INTERPRETED
 
-TILES = (Tile(16, 16, 4, 2), Tile(32, 64, 4, 2, group=2), Tile(64, 32, 4, 2, persistent=True))
+TILES = (
+    Tile(16, 16, 4, 2),
+    Tile(32, 64, 4, 2, group=2),
+    Tile(16, 32, 4, 2, swapped=True, unroll=2),
+    Tile(32, 16, 4, 2, tma=True, swapped=True),
+    Tile(64, 32, 4, 2, persistent=True),
+    Tile(64, 32, 4, 2, persistent=True, tail=2),
+)
 BF16, FP32 = torch.bfloat16, torch.float32
 DTYPES = pytest.mark.parametrize("dtype", [BF16, FP32], ids=["bf16", "fp32"])
 
@@ -33,7 +40,7 @@ def test_a_row_has_the_same_bits_alone_and_among_any_rows(dtype: torch.dtype) ->
 
 
 @pytest.mark.parametrize("rows", [1, 16, 33, 70])
-def test_every_tile_gives_the_same_bits(rows: int) -> None:
+def test_every_form_gives_the_same_bits(rows: int) -> None:
     x, weight = matrix(rows, 136, BF16), matrix(48, 136, BF16, 1)
     first, *others = [matmul.linear(x, weight, tile=tile) for tile in TILES]
     for other in others:
@@ -80,15 +87,29 @@ def test_a_product_without_rows_is_empty() -> None:
 
 
 def test_operands_that_tma_cannot_take_have_a_reason_and_the_same_bits() -> None:
-    x, weight = matrix(20, 68, BF16), matrix(24, 68, BF16, 1)
-    assert "16 bytes" in str(matmul.why_not_persistent(x, weight))
-    x, weight = matrix(20, 64, BF16), matrix(24, 64, BF16, 1)
+    x, weight = matrix(70, 68, BF16), matrix(24, 68, BF16, 1)
+    assert "16 bytes" in str(matmul.why_not_tma(x, weight))
+    x, weight = matrix(70, 64, BF16), matrix(24, 64, BF16, 1)
     moved = at_offset(x, 1)
-    assert matmul.why_not_persistent(x, weight) is None
-    assert "x: base" in str(matmul.why_not_persistent(moved, weight))
-    with pytest.raises(ValueError, match="16 bytes"):
-        matmul.linear(moved, weight, tile=TILES[2])
+    assert matmul.why_not_tma(x, weight) is None
+    assert "16 bytes" in str(matmul.why_not_tma(moved, weight))
+    for tile in (tile for tile in TILES if tile.tma or tile.persistent):
+        with pytest.raises(ValueError, match="16 bytes"):
+            matmul.linear(moved, weight, tile=tile)
     assert torch.equal(matmul.linear(moved, weight), matmul.linear(x, weight))
+    odd = matrix(23, 64, BF16, 1)
+    assert torch.equal(matmul.linear(x, odd), matmul.linear(x, weight)[:, :23])
+
+
+@pytest.mark.skipif(INTERPRETED, reason="the pinned tiles are too large for the interpreter")
+@pytest.mark.parametrize("inputs", [64, 192, 1536])
+def test_every_pinned_tile_gives_the_same_bytes(inputs: int) -> None:
+    x, weight = matrix(300, inputs, BF16), matrix(1552, inputs, BF16, 1)
+    x[3] = 0.0
+    first = matmul.linear(x, weight, BF16, tile=Tile(16, 16, 4, 2))
+    for tile in configs.every_tile():
+        for rows in (1, 17, 300):
+            assert same_bytes(matmul.linear(x[:rows], weight, BF16, tile=tile), first[:rows]), tile
 
 
 def test_the_product_says_why_it_refuses() -> None:
@@ -99,8 +120,15 @@ def test_the_product_says_why_it_refuses() -> None:
     assert "contiguous" in str(matmul.why_not(torch.empty(8, 4).t(), torch.empty(3, 8)))
 
 
-def test_every_number_of_rows_has_a_pinned_tile_that_fits() -> None:
-    for rows in (1, 16, 17, 64, 256, 1024, 1 << 20):
-        tile = configs.tile_for("sm_90", rows, 7168, 12288)
-        assert tile in configs.every_tile()
-        assert tile.shared_bytes(configs.BLOCK_K, 2) <= configs.SHARED_BYTES_MAX
+def test_every_size_has_a_pinned_tile_that_fits() -> None:
+    for outputs in (16, 2304, 7168, 12288, 18432, 49376, 163840):
+        for rows in (1, 16, 17, 33, 64, 65, 128, 256, 1024, 2048, 8192, 1 << 20):
+            tile = configs.tile_for(rows, outputs)
+            assert tile in configs.every_tile()
+            assert tile.shared_bytes(configs.BLOCK_K, 2) <= configs.SHARED_BYTES_MAX
+
+
+def test_a_short_last_wave_is_cut_into_parts() -> None:
+    assert configs.tile_for(2048, 2304).tail == 4
+    assert configs.tile_for(8192, 2304).tail == 2
+    assert configs.tile_for(8192, 4096).tail == 1
