@@ -12,11 +12,12 @@ from typing import Final
 from forkpoint.clock import SystemClock
 
 RESULTS: Final = Path(__file__).parent / "results"
+OPTIONAL: Final = ("p10", "p90", "predicted")
 
 
 @dataclass(frozen=True)
 class Measurement:
-    """One figure. `unit` says the direction: ms, us, s and bytes are better when lower, others when higher."""
+    """One figure. `unit` says the direction: ms, us, s, bytes, %, error are better when lower, others when higher."""
 
     case: str
     metric: str
@@ -26,6 +27,11 @@ class Measurement:
     peer_value: float | None = None
     floor: float | None = None
     target: float | None = None
+    p10: float | None = None
+    """A tenth of the samples are below; `value` is their median. Left out of the file when there is none."""
+    p90: float | None = None
+    predicted: str | None = None
+    """What was expected before the first measurement, in the unit; left out when nothing was written down."""
 
 
 def machine() -> str:
@@ -45,14 +51,14 @@ def commit() -> str:
     return subprocess.run(call, capture_output=True, text=True, check=True, cwd=RESULTS.parent).stdout.strip()
 
 
-def write(
+def save(
     benchmark: str,
     rows: list[Measurement],
     on: str | None = None,
     at: str | None = None,
     folder: Path = RESULTS,
 ) -> Path:
-    """Write and print one run's rows; replaces those of an earlier run.
+    """Write one run's rows; replaces those of an earlier run.
 
     `on` names another machine than this CPU, `at` the commit where git cannot be asked.
     """
@@ -60,8 +66,17 @@ def write(
     facts = {"machine": on or machine(), "commit": at or commit(), "date": today.date().isoformat()}
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{benchmark}.jsonl"
-    lines = [json.dumps({"benchmark": benchmark, **asdict(row), **facts}) for row in rows]
-    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    lines = []
+    for row in rows:
+        fields = {name: value for name, value in asdict(row).items() if name not in OPTIONAL or value is not None}
+        lines.append(json.dumps({"benchmark": benchmark, **fields, **facts}))
+    path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    return path
+
+
+def write(benchmark: str, rows: list[Measurement], folder: Path = RESULTS) -> Path:
+    """Save and print one run's rows."""
+    path = save(benchmark, rows, folder=folder)
     for row in rows:
         print(f"{row.case:48} {row.metric:16} {row.value:12.3f} {row.unit}")
     return path
