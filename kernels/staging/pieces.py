@@ -10,8 +10,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -19,7 +17,8 @@ UNIT_BYTES: Final = 16
 """The widest access of a thread, and the alignment of parts in the buffer."""
 CHUNK_BYTES: Final = 32 << 10
 """Bytes that one program copies at most."""
-Rows = npt.NDArray[np.int64]
+BYTES: Final = [0, 1, 3, 4]
+"""Columns of a table that count bytes, until they are divided by the unit."""
 
 
 @dataclass(frozen=True)
@@ -67,60 +66,62 @@ def build_table(parts: Sequence[Sequence[Piece]], chunk_bytes: int = CHUNK_BYTES
     found, offsets, end = [], [], 0
     for pieces in parts:
         offsets.append(end)
-        rows, size = _part_rows(pieces, base.data_ptr(), end)
-        found.append(rows)
+        part, size = _part_rows(pieces, base.data_ptr(), end)
+        found.append(part)
         end += -(-size // UNIT_BYTES) * UNIT_BYTES
-    rows = np.concatenate(found)
-    unit = math.gcd(UNIT_BYTES, base.data_ptr(), *(int(np.gcd.reduce(rows[:, c])) for c in (0, 1, 3, 4)))
+    rows = torch.cat(found)
+    unit = UNIT_BYTES
+    while base.data_ptr() % unit or (rows[:, BYTES] % unit).any():
+        unit //= 2
     rows = _cut(rows, max(chunk_bytes // unit * unit, unit))
-    rows[:, (0, 1, 3, 4)] //= unit
-    return Table(torch.from_numpy(rows).to(base.device), base, unit, end, tuple(offsets), views)
+    rows[:, BYTES] //= unit
+    return Table(rows.to(base.device), base, unit, end, tuple(offsets), views)
 
 
-def _part_rows(pieces: Sequence[Piece], base: int, start: int) -> tuple[Rows, int]:
+def _part_rows(pieces: Sequence[Piece], base: int, start: int) -> tuple[Tensor, int]:
     """Rows of a part's runs in bytes, and the part's size: line by line, the pieces' lines side by side."""
     lines = {math.prod(piece.view.shape[:-1]) for piece in pieces}
-    if len(lines) != 1 and len(pieces) != 1:
+    if len(lines) != 1:
         raise ValueError(f"pieces of one part have {sorted(lines)} lines")
-    widths = [piece.view.shape[-1] * piece.view.element_size() if piece.view.ndim else 0 for piece in pieces]
-    size = sum(piece.view.numel() * piece.view.element_size() for piece in pieces)
+    widths = [piece.view.shape[-1] * piece.view.element_size() for piece in pieces]
     found, before = [], 0
     for piece, width in zip(pieces, widths, strict=True):
         runs, length = _runs(piece.view)
-        if len(pieces) == 1:
-            place = np.arange(len(runs), dtype=np.int64) * length
-        else:
-            if length != width:
-                runs = (runs[:, None] + np.arange(0, length, width, dtype=np.int64)).reshape(-1)
-            place, length = np.arange(len(runs), dtype=np.int64) * sum(widths) + before, width
-        rows = np.empty((len(runs), 5), np.int64)
+        stride = length
+        if len(pieces) > 1 and width:
+            # Each line goes to a place of its own, also where lines of the piece follow one another.
+            runs = (runs[:, None] + torch.arange(0, length, width)).flatten()
+            length, stride = width, sum(widths)
+        rows = torch.empty((len(runs), 5), dtype=torch.int64)
         rows[:, 0] = piece.view.data_ptr() - base + runs
-        rows[:, 1], rows[:, 2], rows[:, 3], rows[:, 4] = piece.step, piece.which, start + place, length
-        found.append(rows[rows[:, 4] > 0])
+        rows[:, 1], rows[:, 2], rows[:, 4] = piece.step, piece.which, length
+        rows[:, 3] = start + before + torch.arange(len(runs)) * stride
+        found.append(rows)
         before += width
-    return np.concatenate(found), size
+    return torch.cat(found), lines.pop() * sum(widths)
 
 
-def _runs(view: Tensor) -> tuple[Rows, int]:
+def _runs(view: Tensor) -> tuple[Tensor, int]:
     """Byte offsets of a view's contiguous runs, in row-major order, and the bytes of each."""
     if view.numel() == 0:
-        return np.empty(0, np.int64), 0
+        return torch.empty(0, dtype=torch.int64), 0
     item, run, axis = view.element_size(), 1, view.ndim
     while axis and (view.shape[axis - 1] == 1 or view.stride(axis - 1) == run):
         axis -= 1
         run *= view.shape[axis]
-    offsets = np.zeros(1, np.int64)
+    offsets = torch.zeros(1, dtype=torch.int64)
     for extent, stride in zip(view.shape[:axis], view.stride()[:axis], strict=True):
-        offsets = (offsets[:, None] + np.arange(extent, dtype=np.int64) * stride * item).reshape(-1)
+        offsets = (offsets[:, None] + torch.arange(extent) * (stride * item)).flatten()
     return offsets, run * item
 
 
-def _cut(rows: Rows, chunk: int) -> Rows:
+def _cut(rows: Tensor, chunk: int) -> Tensor:
     """Rows of at most `chunk` bytes each, in the same order."""
     counts = -(-rows[:, 4] // chunk)
-    cut = np.repeat(rows, counts, axis=0)
-    done = (np.arange(len(cut)) - np.repeat(np.cumsum(counts) - counts, counts)) * chunk
+    cut = torch.repeat_interleave(rows, counts, dim=0)
+    first = torch.repeat_interleave(counts.cumsum(0) - counts, counts)
+    done = (torch.arange(len(cut)) - first) * chunk
     cut[:, 0] += done
     cut[:, 3] += done
-    cut[:, 4] = np.minimum(cut[:, 4] - done, chunk)
+    cut[:, 4] = (cut[:, 4] - done).clamp(max=chunk)
     return cut
