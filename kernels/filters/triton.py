@@ -4,8 +4,9 @@ A key orders tokens as the twin does: by logit, the lower id first among equals.
 order of adding, no split of a row and no order of the list of keys changes a bit.
 
 1. `highest_kernel`: the maximum of each part of a row.
-2. `collect_kernel`: the keys of tokens that may lie at a filter's edge, as a list, and the mass of the row.
-3. `resolve_kernel`: halves an interval of keys until it holds the edge, on counts for top-k, on masses for top-p.
+2. `count_kernel`: how many tokens lie in each of 2048 bins below the row's maximum, and the row's mass.
+3. `collect_kernel`: the keys of the bins in which a filter may end, as a list, and the mass before them.
+4. `resolve_kernel`: halves an interval of keys until it holds the edge, on counts for top-k, on masses for top-p.
 """
 
 from dataclasses import dataclass
@@ -24,6 +25,8 @@ PARTS_A_PROGRAM: Final = 4
 WARPS: Final = 4
 RESOLVE_BLOCK: Final = 4096
 """Keys that `resolve_kernel` looks at together."""
+BINS: Final = 2048
+"""Of `bins_of`."""
 ID_BITS: Final = 24
 VOCABULARY_MAX: Final = 1 << ID_BITS
 
@@ -32,8 +35,6 @@ LOG_2_E = tl.constexpr(LOG2_E)
 INVERSE_MAX = tl.constexpr(naive.INVERSE_MAX)
 FP32_MAX = tl.constexpr(torch.finfo(torch.float32).max)
 NO_THRESHOLD = tl.constexpr(-(1 << 63))
-PAIRS_MAX = tl.constexpr(256)
-"""Parts whose maxima are ranked pair by pair."""
 
 
 @triton.jit
@@ -100,59 +101,114 @@ def highest_kernel(logits, tops, row_stride, vocabulary, parts, BLOCK: tl.conste
 
 
 @triton.jit
-def lowest_wanted(tops, top, highest, scale, top_k, top_p, vocabulary, parts, PARTS: tl.constexpr):
-    """(ordered int32, fp32 weight) below which no token is at the edge of a row's filters.
-
-    top-k: the k-th largest of the parts' maxima has k tokens at or above it. top-p: tokens below a weight w have less
-    than V w of the mass, and all that top-p leaves out is a share 1 - p of at least the sum of the maxima's weights.
-    """
-    part = tl.arange(0, PARTS)
-    floor = -2147483648
-    weight = 0.0
-    if (top_k > 0) & (top_k < vocabulary):
-        if PARTS <= PAIRS_MAX:
-            larger = tl.zeros((PARTS,), dtype=tl.int32)
-            for first in range(0, parts, 32):
-                other = first + tl.arange(0, 32)
-                rival = tl.load(tops + other, mask=other < parts, other=-2147483648)
-                larger += tl.sum((rival[None, :] > top[:, None]).to(tl.int32), axis=1)
-            floor = tl.min(tl.where((larger < top_k) & (part < parts), top, 2147483647), axis=0)
-            floor = tl.where(top_k <= parts, floor, -2147483648)
-    else:
-        # Integers of 2^-20 add up to the same in any order.
-        share = tl.exp((value_of(top) - highest) * scale * LN_2)
-        least = tl.sum((tl.where(part < parts, share, 0.0) * 1048576.0).to(tl.int64), axis=0).to(tl.float32) / 1048576.0
-        weight = (1.0 - top_p).to(tl.float32) * least * 0.98 / vocabulary
-    return floor, weight
+def bins_of(value, highest):
+    """Number of a token's bin, 32 a nat below the row's maximum: int32, the last one for all that is farther off."""
+    return tl.minimum((highest - value) * 32.0, 2047.0).to(tl.int32)
 
 
 @triton.jit
-def collect_kernel(
-    logits, tops, temperature, top_k, top_p, min_p, listed, keys, mass, row_stride, vocabulary, parts, programs,
-    BLOCK: tl.constexpr, PARTS: tl.constexpr, GROUP: tl.constexpr,
+def load_limits(top_k, top_p, row, scale, vocabulary):
+    """(k or 0, p, whether the row filters at all)."""
+    k = tl.load(top_k + row).to(tl.int64)
+    k = tl.where((k > 0) & (k < vocabulary), k, 0)
+    p = tl.load(top_p + row).to(tl.float64)
+    return k, p, (scale >= 0.0) & ((k > 0) | (p < 1.0))
+
+
+@triton.jit
+def mass_limit(total, p):
+    """Mass that the tokens above a kept one stay below. At least 1: the most likely token is always kept."""
+    return tl.maximum(tl.floor(total.to(tl.float64) * p).to(tl.int64), 1)
+
+
+@triton.jit
+def load_total(mass, row, programs, PROGRAMS: tl.constexpr):
+    """Sum of the programs' masses."""
+    program = tl.arange(0, PROGRAMS)
+    return tl.sum(tl.load(mass + row * programs + program, mask=program < programs, other=0), axis=0)
+
+
+@triton.jit
+def count_kernel(
+    logits, tops, temperature, top_k, top_p, min_p, counts, mass, row_stride, vocabulary, parts, programs,
+    BLOCK: tl.constexpr, PARTS: tl.constexpr, GROUP: tl.constexpr, BINS: tl.constexpr,
 ):  # fmt: skip
-    """Appends a program's keys at or above `lowest_wanted` to the row's list, and stores its mass: [B, programs]."""
+    """Tokens in each bin, int32 [B, BINS], and the mass of each program, int64 [B, programs]."""
     row = tl.program_id(0).to(tl.int64)
     scale = load_scale(temperature, row)
-    k = tl.load(top_k + row).to(tl.int64)
-    p = tl.load(top_p + row).to(tl.float64)
-    if (scale >= 0.0) & (((k > 0) & (k < vocabulary)) | (p < 1.0)):
-        top, highest = load_tops(tops, row, parts, PARTS)
-        floor, lightest = lowest_wanted(tops + row * parts, top, highest, scale, k, p, vocabulary, parts, PARTS)
+    _, _p, filters = load_limits(top_k, top_p, row, scale, vocabulary)
+    if filters:
+        _tops, highest = load_tops(tops, row, parts, PARTS)
         least = tl.load(min_p + row).to(tl.float32)
         total = tl.zeros((), dtype=tl.int64)
+        number = tl.zeros((BINS,), dtype=tl.int32)
         for index in range(GROUP):
             part = tl.program_id(1) * GROUP + index
             token, value = load_clean(logits, row, part, row_stride, vocabulary, BLOCK)
             inside = token < vocabulary
-            share = tl.where(inside, filter_mass(value, highest, scale, least), 0)
-            total += tl.sum(share, axis=0)
-            weight = tl.exp((value - highest) * scale * LN_2)
-            wanted = inside & (ordered(value) >= floor) & (weight >= lightest)
-            place = tl.cumsum(wanted.to(tl.int32), axis=0) - 1
-            first = tl.atomic_add(listed + row, tl.sum(wanted.to(tl.int32), axis=0), sem="relaxed")
-            tl.store(keys + row * vocabulary + first + place, filter_key(value, token), mask=wanted)
+            number += tl.histogram(bins_of(value, highest), BINS, mask=inside)
+            total += tl.sum(tl.where(inside, filter_mass(value, highest, scale, least), 0), axis=0)
+        tl.atomic_add(counts + row * BINS + tl.arange(0, BINS), number, mask=number > 0, sem="relaxed")
         tl.store(mass + row * programs + tl.program_id(1), total)
+
+
+@triton.jit
+def uncertain_bins(number, k, p, total, scale, least, BINS: tl.constexpr):
+    """(first, last) bin that may hold a filter's edge.
+
+    top-k: all bins up to the one in which the k-th token lies. top-p: bounds of each bin's mass, from its number of
+    tokens and the weights at its edges, with room for the rounding of fp32 sums, leave out bins before and after.
+    """
+    if k > 0:
+        first = 0
+        last = tl.sum((tl.cumsum(number, axis=0) < k).to(tl.int32), axis=0)
+    else:
+        limit = mass_limit(total, p)
+        spare = (total - limit).to(tl.float32) * 0.999
+        goal = limit.to(tl.float32)
+        edge = tl.arange(0, BINS).to(tl.float32) * -0.03125
+        heaviest = tl.exp(edge * scale * LN_2) * 1.001
+        lightest = tl.exp((edge - 0.03125) * scale * LN_2) * 0.999
+        most = tl.where(heaviest < least, 0.0, heaviest * 4294967296.0) * number.to(tl.float32)
+        some = tl.where(lightest < least, 0.0, tl.maximum(lightest * 4294967296.0 - 1.0, 0.0))
+        some = tl.where(tl.arange(0, BINS) == BINS - 1, 0.0, some) * number.to(tl.float32)
+        first = tl.sum((tl.cumsum(most, axis=0) * 1.001 < goal * 0.999).to(tl.int32), axis=0)
+        reached = tl.sum((tl.cumsum(some, axis=0) * 0.999 < goal * 1.001).to(tl.int32), axis=0)
+        spared = tl.sum((tl.cumsum(most, axis=0, reverse=True) * 1.001 > spare).to(tl.int32), axis=0) - 1
+        last = tl.maximum(tl.minimum(reached, spared), first)
+    return first, last
+
+
+@triton.jit
+def collect_kernel(
+    logits, tops, temperature, top_k, top_p, min_p, counts, mass, listed, keys, sure, row_stride, vocabulary, parts,
+    programs, BLOCK: tl.constexpr, PARTS: tl.constexpr, GROUP: tl.constexpr, BINS: tl.constexpr,
+    PROGRAMS: tl.constexpr,
+):  # fmt: skip
+    """Appends the keys of a program's tokens in uncertain bins to the row's list; `sure` is the mass before those."""
+    row = tl.program_id(0).to(tl.int64)
+    scale = load_scale(temperature, row)
+    k, p, filters = load_limits(top_k, top_p, row, scale, vocabulary)
+    if filters:
+        _tops, highest = load_tops(tops, row, parts, PARTS)
+        least = tl.load(min_p + row).to(tl.float32)
+        number = tl.load(counts + row * BINS + tl.arange(0, BINS))
+        total = load_total(mass, row, programs, PROGRAMS)
+        first_bin, last_bin = uncertain_bins(number, k, p, total, scale, least, BINS)
+        before = tl.zeros((), dtype=tl.int64)
+        for index in range(GROUP):
+            part = tl.program_id(1) * GROUP + index
+            token, value = load_clean(logits, row, part, row_stride, vocabulary, BLOCK)
+            bins = bins_of(value, highest)
+            share = filter_mass(value, highest, scale, least)
+            before += tl.sum(tl.where((token < vocabulary) & (bins < first_bin), share, 0), axis=0)
+            wanted = ((token < vocabulary) & (bins >= first_bin) & (bins <= last_bin)).to(tl.int32)
+            place = tl.cumsum(wanted, axis=0) - 1
+            found = tl.sum(wanted, axis=0)
+            if found > 0:
+                start = tl.atomic_add(listed + row, found, sem="relaxed")
+                tl.store(keys + row * vocabulary + start + place, filter_key(value, token), mask=wanted > 0)
+        tl.store(sure + row * programs + tl.program_id(1), before)
 
 
 @triton.jit
@@ -174,22 +230,23 @@ def above(keys, count, edge, highest, scale, least, BLOCK: tl.constexpr):
 
 @triton.jit
 def resolve_kernel(
-    tops, temperature, top_k, top_p, min_p, listed, keys, mass, threshold, vocabulary, parts, programs,
+    tops, temperature, top_k, top_p, min_p, mass, listed, keys, sure, threshold, vocabulary, parts, programs,
     BLOCK: tl.constexpr, PARTS: tl.constexpr, PROGRAMS: tl.constexpr,
 ):  # fmt: skip
     """The lowest key of each row that passes top-k, then top-p on the mass that is left: int64 [B]."""
     row = tl.program_id(0).to(tl.int64)
     scale = load_scale(temperature, row)
-    k = tl.load(top_k + row).to(tl.int64)
-    p = tl.load(top_p + row).to(tl.float64)
+    k, p, filters = load_limits(top_k, top_p, row, scale, vocabulary)
     passing = tl.full((), NO_THRESHOLD, dtype=tl.int64)
-    if scale >= 0.0:
+    if filters:
         _tops, highest = load_tops(tops, row, parts, PARTS)
         least = tl.load(min_p + row).to(tl.float32)
         count = tl.load(listed + row)
         keys += row * vocabulary
         end = ((ordered(highest).to(tl.int64) + 2147483648) << 24) + 16777216
-        if (k > 0) & (k < vocabulary):
+        total = load_total(mass, row, programs, PROGRAMS)
+        before = load_total(sure, row, programs, PROGRAMS)
+        if k > 0:
             low = tl.zeros((), dtype=tl.int64)
             high = end
             while high - low > 1:
@@ -203,12 +260,9 @@ def resolve_kernel(
                     high = edge + 1
             # A listed key, not the edge below it: tokens that are not listed lie lower.
             _number, total, passing = above(keys, count, low, highest, scale, least, BLOCK)
-        else:
-            program = tl.arange(0, PROGRAMS)
-            total = tl.sum(tl.load(mass + row * programs + program, mask=program < programs, other=0), axis=0)
+            before = tl.zeros((), dtype=tl.int64)
         if p < 1.0:
-            # At least 1: the most likely token is always kept.
-            limit = tl.maximum(tl.floor(total.to(tl.float64) * p).to(tl.int64), 1)
+            limit = mass_limit(total, p) - before
             low = tl.maximum(passing, 0)
             high = end
             below = count.to(tl.int64)
@@ -264,20 +318,24 @@ def begin(logits: Tensor, rows: SamplingRows, block: int) -> Call:
 
 def threshold(call: Call) -> Tensor:
     """Lowest filter key that passes top-k, then top-p on the mass left: int64 [B]."""
-    batch, vocabulary = call.logits.shape
-    rows, device, padded = call.rows, call.logits.device, triton.next_power_of_2(call.parts)
-    listed = torch.zeros(batch, dtype=torch.int32, device=device)
+    (batch, vocabulary), rows, device = call.logits.shape, call.rows, call.logits.device
+    # Counts and the list's length start at 0: one tensor, one fill.
+    zeros = torch.zeros(batch * (BINS + 1), dtype=torch.int32, device=device)
+    counts, listed = zeros[batch:], zeros[:batch]
     keys = torch.empty((batch, vocabulary), dtype=torch.int64, device=device)
     mass = torch.empty((batch, call.programs), dtype=torch.int64, device=device)
+    sure = torch.empty_like(mass)
     passing = torch.empty(batch, dtype=torch.int64, device=device)
     filters = rows.temperature, rows.top_k, rows.top_p, rows.min_p
+    cut = {"PARTS": triton.next_power_of_2(call.parts), "enable_fp_fusion": False}
+    summed = {"PROGRAMS": triton.next_power_of_2(call.programs)}
+    walk = cut | {"BLOCK": call.block, "GROUP": PARTS_A_PROGRAM, "BINS": BINS, "num_warps": WARPS}
+    count_kernel[call.grid](call.logits, call.tops, *filters, counts, mass, *call.sizes, call.programs, **walk)
     collect_kernel[call.grid](
-        call.logits, call.tops, *filters, listed, keys, mass, *call.sizes, call.programs,
-        BLOCK=call.block, PARTS=padded, GROUP=PARTS_A_PROGRAM, num_warps=WARPS, enable_fp_fusion=False,
-    )  # fmt: skip
+        call.logits, call.tops, *filters, counts, mass, listed, keys, sure, *call.sizes, call.programs, **walk, **summed
+    )
     resolve_kernel[(batch,)](
-        call.tops, *filters, listed, keys, mass, passing, vocabulary, call.parts, call.programs,
-        BLOCK=RESOLVE_BLOCK, PARTS=padded, PROGRAMS=triton.next_power_of_2(call.programs),
-        num_warps=16, enable_fp_fusion=False,
+        call.tops, *filters, mass, listed, keys, sure, passing, vocabulary, call.parts, call.programs,
+        BLOCK=RESOLVE_BLOCK, num_warps=16, **cut, **summed,
     )  # fmt: skip
     return passing

@@ -1,7 +1,7 @@
 """The sampler in Triton: kernels/sampler/naive.py's integers, with a row split over programs in any way.
 
 Floats appear elementwise only. Programs hand on maxima and int64 sums, which are exact in any order, so the split of
-a row (`block`) changes no token. Three launches without filters, five with them: the maxima of kernels/filters, its
+a row (`block`) changes no token. Three launches without filters, six with them: the maxima of kernels/filters, its
 threshold, then
 
 - `survey_kernel`: logprob mass, and an fp32 estimate of each part's best score;
@@ -48,8 +48,14 @@ MIX_1 = tl.constexpr(naive.MIX_1)
 MIX_2 = tl.constexpr(naive.MIX_2)
 LN_2 = tl.constexpr(LN2)
 FP32_MAX = tl.constexpr(torch.finfo(torch.float32).max)
+C_1 = tl.constexpr(1.4417403)
+C_2 = tl.constexpr(-0.70777018)
+C_3 = tl.constexpr(0.41234422)
+C_4 = tl.constexpr(-0.19031903)
+C_5 = tl.constexpr(0.04400469)
+"""log2(1 + m) on 0 .. 1, least squares with 1 at 1."""
 MARGIN = tl.constexpr(2.0**-6)
-"""Twice the error of an estimate, in log2 units, and room: scores reach 2^11, whose fp32 sums err by 2^-13."""
+"""Over twice the error of an estimate, in log2 units: 2^-9 of noise, and 2^-13 of fp32 sums near 2^11."""
 
 
 @triton.jit
@@ -73,12 +79,20 @@ def row_base(seed, position, row):
 
 
 @triton.jit
+def log2_estimate(x):
+    """log2 of normal fp32, right to 2^-15: the exponent, and a polynomial of the rest that meets it at both ends."""
+    bits = x.to(tl.int32, bitcast=True)
+    m = ((bits & 0x7FFFFF) | 0x3F800000).to(tl.float32, bitcast=True) - 1.0
+    return ((bits >> 23) - 127).to(tl.float32) + m * (C_1 + m * (C_2 + m * (C_3 + m * (C_4 + m * C_5))))
+
+
+@triton.jit
 def noise_estimate(bits):
-    """Gumbel noise in log2 units, fp32: a series for log1p where 1 - y would lose it, the mirrored value elsewhere."""
+    """Gumbel noise in log2 units, fp32, right to 2^-9: a series for log1p where 1 - y would lose it."""
     y = (bits.to(tl.float32) + 0.5) * 2.3283064365386963e-10
-    series = y * (1.0 + y * (0.5 + y * (0.33333334 + y * (0.25 + y * (0.2 + y * 0.16666667)))))
+    series = y * (1.0 + y * (0.5 + y * 0.33333334))
     rest = ((4294967295 - bits).to(tl.float32) + 0.5) * 2.3283064365386963e-10
-    return -tl.log2(tl.where(y < 0.125, series, tl.log2(tl.minimum(rest, 0.9)) * -0.6931472))
+    return -log2_estimate(tl.where(y < 0.125, series, log2_estimate(tl.minimum(rest, 0.9)) * -0.6931472))
 
 
 @triton.jit
@@ -110,7 +124,9 @@ def survey_kernel(
             score = value
         else:
             x = relative * scale
-            keep = (tl.exp(x * LN_2) >= least) & (relative > float("-inf"))
+            keep = relative > float("-inf")
+            if least > 0.0:
+                keep = keep & (tl.exp(x * LN_2) >= least)
             if FILTERED:
                 keep = keep & (filter_key(value, token) >= tl.load(threshold + row))
             score = tl.maximum(tl.maximum(x, -2047.0) + noise_estimate(noise_bits(base, token)), -2048.0)

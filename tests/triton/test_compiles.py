@@ -79,9 +79,9 @@ def by_head(tile: HeadTile) -> Probe:
 
 
 SAMPLER_TYPES: Final = {
-    **dict.fromkeys(("tops", "listed"), "*i32"),
+    **dict.fromkeys(("tops", "counts", "listed"), "*i32"),
     **dict.fromkeys(("logits", "temperature", "top_p", "min_p", "best"), "*fp32"),
-    **dict.fromkeys(("top_k", "keys", "mass", "threshold", "seed", "position", "tokens"), "*i64"),
+    **dict.fromkeys(("top_k", "keys", "mass", "sure", "threshold", "seed", "position", "tokens"), "*i64"),
     **dict.fromkeys(("row_stride", "vocabulary", "parts", "programs"), "i32"),
     "logprobs": "*fp64",
 }
@@ -94,12 +94,14 @@ def sampling(module: ModuleType, name: str, warps: int, **constants: int) -> Pro
     constants.setdefault("BLOCK", sampler.BLOCK)
     constants |= {"PARTS": 256} if "PARTS" in names else {}
     constants |= {"GROUP": filters.PARTS_A_PROGRAM} if "GROUP" in names else {}
+    constants |= {"BINS": filters.BINS} if "BINS" in names else {}
     constants |= {"PROGRAMS": 64} if "PROGRAMS" in names else {}
     return Probe(name, f"{module.__name__}:{name}_kernel", types, constants, warps)
 
 
 SAMPLING: Final = [
     sampling(filters, "highest", filters.WARPS),
+    sampling(filters, "count", filters.WARPS),
     sampling(filters, "collect", filters.WARPS),
     sampling(filters, "resolve", 16, BLOCK=filters.RESOLVE_BLOCK),
     sampling(sampler, "survey", filters.WARPS, FILTERED=True),
@@ -132,8 +134,8 @@ def test_no_kernel_spills_and_all_fit_a_multiprocessor(compiled: dict[str, Repor
         assert 0 <= report.shared_bytes <= SHARED_BYTES_MAX, report
 
 
-def test_only_the_length_of_the_samplers_list_is_an_atomic_integer(compiled: dict[str, Report]) -> None:
-    assert [name for name, report in compiled.items() if report.atomics] == ["collect"]
+def test_only_the_samplers_integer_counts_are_atomic(compiled: dict[str, Report]) -> None:
+    assert [name for name, report in compiled.items() if report.atomics] == ["count", "collect"]
 
 
 def test_bf16_products_run_on_tensor_cores_and_tall_tiles_on_wgmma(compiled: dict[str, Report]) -> None:

@@ -4,7 +4,8 @@ import pytest
 import torch
 from torch import Tensor
 
-pytest.importorskip("triton", reason="triton is not installed")
+triton = pytest.importorskip("triton", reason="triton is not installed")
+tl = pytest.importorskip("triton.language")
 
 from forkpoint.kernels.elementwise import LN2, LOG2_E
 from forkpoint.kernels.filters import triton as filters
@@ -125,6 +126,23 @@ def test_halving_keeps_the_set_that_sorting_keeps(changed: dict[str, float], blo
     filter_keys = (((keys >> 32) + (1 << 31)) << 24) | ((1 << 24) - 1 - ids)
     kept = (filter_keys >= threshold[:, None]) & (weight >= rows.min_p[:, None])
     assert torch.equal(kept, naive._kept(keys, weight, rows))
+
+
+def test_estimated_noise_is_as_near_as_its_margin_needs() -> None:
+    @triton.jit
+    def estimate(bits, out, count, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+        place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+        inside = place < count
+        noise = sampler.noise_estimate(tl.load(bits + place, mask=inside, other=0))
+        tl.store(out + place, noise, mask=inside)
+
+    ends = [0, 1, 2, 2**29 - 1, 2**29, 2**31, 2**32 - 2, 2**32 - 1]
+    spread = torch.randint(0, 2**32, (4000,), generator=torch.Generator().manual_seed(10))
+    small = 2 ** torch.linspace(0, 31.9, 500, dtype=torch.float64)
+    bits = torch.cat([torch.tensor(ends), spread, small.long(), 2**32 - 1 - small.long()]).to(DEVICE)
+    out = torch.empty(bits.shape, dtype=torch.float32, device=DEVICE)
+    estimate[(triton.cdiv(len(bits), 1024),)](bits, out, len(bits), BLOCK=1024)
+    assert float((out.double() - naive.gumbel_log2(bits)).abs().max()) < 2**-9 < sampler.MARGIN.value / 4
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
