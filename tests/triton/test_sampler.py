@@ -4,8 +4,10 @@ import pytest
 import torch
 from torch import Tensor
 
-triton = pytest.importorskip("triton", reason="triton is not installed")
-tl = pytest.importorskip("triton.language")
+pytest.importorskip("triton", reason="triton is not installed")
+
+import triton
+import triton.language as tl
 
 from forkpoint.kernels.elementwise import LN2, LOG2_E
 from forkpoint.kernels.filters import triton as filters
@@ -129,7 +131,7 @@ def test_halving_keeps_the_set_that_sorting_keeps(changed: dict[str, float], blo
 
 
 def test_estimated_noise_is_as_near_as_its_margin_needs() -> None:
-    @triton.jit
+    @triton.jit  # type: ignore[untyped-decorator]
     def estimate(bits, out, count, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
         place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
         inside = place < count
