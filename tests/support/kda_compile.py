@@ -17,7 +17,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from forkpoint.kernels.kda.triton.decode import decode_kernel, read_kernel, step_kernel
+from forkpoint.kernels.kda.triton.decode import read_kernel, step_kernel
 from forkpoint.kernels.kda.triton.launch import PINNED, Shapes
 from forkpoint.kernels.kda.triton.prepare import prepare_kernel, values_kernel
 from forkpoint.kernels.kda.triton.recur import recur_kernel
@@ -127,7 +127,6 @@ def pinned(shapes: Shapes = PINNED) -> list[Compiled]:
             KEYS=shapes.prepare_keys,
         ),
         *_rows(step_kernel, shapes.step_warps, EARLY=True, KEYS=shapes.step_keys),
-        *_rows(decode_kernel, shapes.whole_warps, KEYS=shapes.step_keys),
         _read(shapes.read_values, shapes.read_warps),
         _recur(shapes.recur_values, shapes.recur_warps, shapes.recur_stages),
     ]

@@ -15,7 +15,7 @@ from forkpoint.kernels.norm.naive import l2_norm
 from tests.support.kernels import POISON_GATE
 
 D = 128
-SHAPES = replace(PINNED, recur_values=128, recur_warps=8, read_values=128, read_warps=8, whole_heads_max=0)
+SHAPES = replace(PINNED, recur_values=128, recur_warps=8, read_values=128, read_warps=8)
 """Few programs: each costs the interpreter tens of milliseconds."""
 
 

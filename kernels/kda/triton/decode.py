@@ -1,7 +1,7 @@
 """Decode: one new row a sequence. Its factors join the open tile's, and the tile's algebra is formed again from them.
 
 S is written only when the tile closes. step_kernel once a head, then read_kernel a block of values: the second one
-keeps few registers, so that many reads of S are in flight. decode_kernel does both for a small batch.
+keeps few registers, so that many reads of S are in flight.
 """
 
 import triton
@@ -39,80 +39,6 @@ def step_conv(x, weight, ring, grid, slot, position, channel, channels):
         tl.store(to + channels, last)
         tl.store(to + 2 * channels, now)
     return conv_silu(third.to(tl.float32), second.to(tl.float32), last.to(tl.float32), now.to(tl.float32), taps)
-
-
-@triton.jit
-def step_row(
-    inputs,
-    layer,
-    tails,
-    opened,
-    made,
-    gate,
-    slot,
-    position,
-    n,
-    head,
-    H: tl.constexpr,
-    BOUNDED: tl.constexpr,
-    TWO_REFERENCES: tl.constexpr,
-    KEYS: tl.constexpr,
-):
-    """step_kernel's work on one row and head; the tuples hold its pointers in the order of its arguments."""
-    x, z, b, x_stride, z_stride, b_stride = inputs
-    weight, A_log, dt_bias = layer
-    ring, grid = tails
-    left_open, right_open, v_open, beta_open, total_open, reference_open = opened
-    query_out, keys_out, inverse_out, outputs_out, rest_out, decay_out = made
-    lower_bound, scale = gate
-    newest = position & 15
-    key, place = tl.arange(0, 128), tl.arange(0, 16)
-    channel, channels = head * 128 + key, H * 384
-    row, column = place[:, None], place[None, :]
-    at, own = n * H + head, slot * H + head
-    total = tl.load(total_open + own * 128 + key, mask=(newest > 0) & (key >= 0), other=0)
-    reference = tl.load(reference_open + own * 128 + key, mask=(newest > 8) & (key >= 0), other=0)
-    gated = (tl.load(dt_bias + channel), tl.exp(tl.load(A_log + head)), lower_bound, scale)
-    line = x + n * x_stride
-    q = step_conv(line, weight, ring, grid, slot, position, channel, channels)
-    k = step_conv(line, weight, ring, grid, slot, position, H * 128 + channel, channels)
-    v = step_conv(line, weight, ring, grid, slot, position, H * 256 + channel, channels)
-    raw = tl.load(z + n * z_stride + channel).to(tl.float32)
-    left_k, query, right_k, total, reference = row_factors(
-        q, k, raw, total, reference, newest, gated, TWO_REFERENCES, BOUNDED
-    )
-    to = ((slot * 16 + newest) * H + head) * 128 + key
-    tl.store(left_open + to, left_k)
-    tl.store(right_open + to, right_k)
-    tl.store(v_open + to, v.to(tl.bfloat16))
-    tl.store(beta_open + (slot * 16 + newest) * H + head, sigmoid(tl.load(b + n * b_stride + head).to(tl.float32)))
-    tl.store(total_open + own * 128 + key, total)
-    if TWO_REFERENCES:
-        tl.store(reference_open + own * 128 + key, reference, mask=(newest == 8) & (key >= 0))
-    tl.store(query_out + at * 128 + key, query)
-    # From memory rather than registers: a row's layout is not a tile's, and to turn it there takes more of both.
-    tl.debug_barrier()
-    rows = (slot * 16 + place) * H + head
-    exists = place <= newest
-    beta = tl.load(beta_open + rows, mask=exists, other=0.0)
-    factors = (left_open + rows * 128, query_out + at * 128 + place * 0, right_open + rows * 128)
-    late = reference_open + own * 128
-    inverse, outputs = tile_matrices(factors, exists, place == newest, beta, late, newest >= 8, TWO_REFERENCES, KEYS)
-    tl.store(inverse_out + at * 256 + row * 16 + column, inverse)
-    # One column out of the tile by a masked store: it moves no bit, a sum over zeros might.
-    tl.store(outputs_out + at * 16 + row + column * 0, outputs, mask=(row >= 0) & (column == newest))
-    if TWO_REFERENCES:
-        for first in tl.static_range(0, 16, 4):
-            some = (first + tl.arange(0, 4))[:, None]
-            mask = (some <= newest) & (key >= 0)[None, :]
-            left = tl.load(left_open + ((slot * 16 + some) * H + head) * 128 + key[None, :], mask=mask, other=0.0)
-            plus = unreferenced(left, reference[None, :], some)
-            tl.store(keys_out + ((n * 16 + some) * H + head) * 128 + key[None, :], plus, mask=mask)
-        tl.debug_barrier()
-        tl.store(query_out + at * 128 + key, unreferenced(query, reference, newest))
-    if newest == 15:
-        first_row = right_open + (slot * 16 * H + head) * 128
-        close_tile(first_row, H * 128, rest_out + at * 2048, decay_out + at * 128, total, reference, TWO_REFERENCES)
 
 
 @triton.jit
@@ -162,64 +88,56 @@ def step_kernel(
     if EARLY:
         gdc_launch_dependents()
     if slot >= 0:
-        step_row(
-            (x, z, b, x_stride, z_stride, b_stride),
-            (weight, A_log, dt_bias),
-            (ring, grid),
-            (left_open, right_open, v_open, beta_open, total_open, reference_open),
-            (query_out, keys_out, inverse_out, outputs_out, rest_out, decay_out),
-            (lower_bound, scale),
-            slot,
-            position,
-            n,
-            head,
-            H,
-            BOUNDED,
-            TWO_REFERENCES,
-            KEYS,
+        newest = position & 15
+        key, place = tl.arange(0, 128), tl.arange(0, 16)
+        channel, channels = head * 128 + key, H * 384
+        row, column = place[:, None], place[None, :]
+        at, own = n * H + head, slot * H + head
+        total = tl.load(total_open + own * 128 + key, mask=(newest > 0) & (key >= 0), other=0)
+        reference = tl.load(reference_open + own * 128 + key, mask=(newest > 8) & (key >= 0), other=0)
+        gate = (tl.load(dt_bias + channel), tl.exp(tl.load(A_log + head)), lower_bound, scale)
+        line = x + n * x_stride
+        q = step_conv(line, weight, ring, grid, slot, position, channel, channels)
+        k = step_conv(line, weight, ring, grid, slot, position, H * 128 + channel, channels)
+        v = step_conv(line, weight, ring, grid, slot, position, H * 256 + channel, channels)
+        raw = tl.load(z + n * z_stride + channel).to(tl.float32)
+        left_k, query, right_k, total, reference = row_factors(
+            q, k, raw, total, reference, newest, gate, TWO_REFERENCES, BOUNDED
         )
-
-
-@triton.jit
-def read_values(
-    made,
-    v_open,
-    state,
-    pool,
-    o,
-    slot,
-    newest,
-    n,
-    head,
-    value,
-    H: tl.constexpr,
-    BV: tl.constexpr,
-    OF_SLOTS: tl.constexpr,
-):
-    """read_kernel's work on a block of values of one row and head; `made` holds step_row's results, state [BV, 128] is
-    S as loaded from `pool`."""
-    query_in, keys_in, inverse_in, outputs_in, rest_in, decay_in = made
-    place, key = tl.arange(0, 16), tl.arange(0, 128)
-    at, row, column = n * H + head, place[:, None], place[None, :]
-    answer = o + at * 128 + value + column * 0
-    pair = tl.arange(0, 32)[None, :]
-    token, is_key = pair_token(pair), (pair & 1) == 0
-    line = (slot if OF_SLOTS else n) * 16
-    source = tl.where(is_key, keys_in + ((line + token) * H + head) * 128, query_in + at * 128)
-    exists = tl.where(is_key, token <= newest, token == newest) & (key[:, None] >= 0)
-    kq = tl.load(source + key[:, None], mask=exists, other=0.0)
-    inverse = tl.load(inverse_in + at * 256 + row * 16 + column)
-    outputs = tl.load(outputs_in + at * 16 + row + column * 0, mask=(row >= 0) & (column == newest), other=0.0)
-    v_at = v_open + ((slot * 16 + place) * H + head)[None, :] * 128 + value
-    v = tl.load(v_at, mask=(place <= newest)[None, :], other=0.0).to(tl.float32)
-    u, out = read_state(state, kq, v, inverse, outputs, BV)
-    tl.store(answer, out.to(o.dtype.element_ty), mask=(value >= 0) & (column == newest))
-    if newest == 15:
-        rest = tl.load(rest_in + at * 2048 + row * 128 + key[None, :])
-        decay = tl.load(decay_in + at * 128 + key)
-        # Read again, from cache mostly: kept, it would cost every step the registers of one step in sixteen.
-        state = tl.load(pool).to(tl.float32)
-        tl.store(pool, fold(state, u, rest, decay, pool.dtype.element_ty).to(pool.dtype.element_ty))
+        to = ((slot * 16 + newest) * H + head) * 128 + key
+        tl.store(left_open + to, left_k)
+        tl.store(right_open + to, right_k)
+        tl.store(v_open + to, v.to(tl.bfloat16))
+        tl.store(beta_open + (slot * 16 + newest) * H + head, sigmoid(tl.load(b + n * b_stride + head).to(tl.float32)))
+        tl.store(total_open + own * 128 + key, total)
+        if TWO_REFERENCES:
+            tl.store(reference_open + own * 128 + key, reference, mask=(newest == 8) & (key >= 0))
+        tl.store(query_out + at * 128 + key, query)
+        # From memory rather than registers: a row's layout is not a tile's, and to turn it there takes more of both.
+        tl.debug_barrier()
+        rows = (slot * 16 + place) * H + head
+        exists = place <= newest
+        beta = tl.load(beta_open + rows, mask=exists, other=0.0)
+        factors = (left_open + rows * 128, query_out + at * 128 + place * 0, right_open + rows * 128)
+        late = reference_open + own * 128
+        inverse, outputs = tile_matrices(
+            factors, exists, place == newest, beta, late, newest >= 8, TWO_REFERENCES, KEYS
+        )
+        tl.store(inverse_out + at * 256 + row * 16 + column, inverse)
+        # One column out of the tile by a masked store: it moves no bit, a sum over zeros might.
+        tl.store(outputs_out + at * 16 + row + column * 0, outputs, mask=(row >= 0) & (column == newest))
+        if TWO_REFERENCES:
+            for first in tl.static_range(0, 16, 4):
+                some = (first + tl.arange(0, 4))[:, None]
+                mask = (some <= newest) & (key >= 0)[None, :]
+                left = tl.load(left_open + ((slot * 16 + some) * H + head) * 128 + key[None, :], mask=mask, other=0.0)
+                plus = unreferenced(left, reference[None, :], some)
+                tl.store(keys_out + ((n * 16 + some) * H + head) * 128 + key[None, :], plus, mask=mask)
+            tl.debug_barrier()
+            tl.store(query_out + at * 128 + key, unreferenced(query, reference, newest))
+        if newest == 15:
+            first_row = right_open + (slot * 16 * H + head) * 128
+            close_tile(first_row, H * 128, rest_out + at * 2048, decay_out + at * 128, total, reference, TWO_REFERENCES)
 
 
 @triton.jit
@@ -251,76 +169,28 @@ def read_kernel(
     if slot >= 0:
         pool = S + (slot * H + head) * 16384 + value * 128 + tl.arange(0, 128)[None, :]
         state = tl.load(pool).to(tl.float32)
-        made = (query_in, keys_in, inverse_in, outputs_in, rest_in, decay_in)
         if EARLY:
             gdc_wait()
-        read_values(made, v_open, state, pool, o, slot, newest, n, head, value, H, BV, OF_SLOTS)
+        place, key = tl.arange(0, 16), tl.arange(0, 128)
+        at, row, column = n * H + head, place[:, None], place[None, :]
+        answer = o + at * 128 + value + column * 0
+        pair = tl.arange(0, 32)[None, :]
+        token, is_key = pair_token(pair), (pair & 1) == 0
+        line = (slot if OF_SLOTS else n) * 16
+        source = tl.where(is_key, keys_in + ((line + token) * H + head) * 128, query_in + at * 128)
+        exists = tl.where(is_key, token <= newest, token == newest) & (key[:, None] >= 0)
+        kq = tl.load(source + key[:, None], mask=exists, other=0.0)
+        inverse = tl.load(inverse_in + at * 256 + row * 16 + column)
+        outputs = tl.load(outputs_in + at * 16 + row + column * 0, mask=(row >= 0) & (column == newest), other=0.0)
+        v_at = v_open + ((slot * 16 + place) * H + head)[None, :] * 128 + value
+        v = tl.load(v_at, mask=(place <= newest)[None, :], other=0.0).to(tl.float32)
+        u, out = read_state(state, kq, v, inverse, outputs, BV)
+        tl.store(answer, out.to(o.dtype.element_ty), mask=(value >= 0) & (column == newest))
+        if newest == 15:
+            rest = tl.load(rest_in + at * 2048 + row * 128 + key[None, :])
+            decay = tl.load(decay_in + at * 128 + key)
+            # Read again, from cache mostly: kept, it would cost every step the registers of one step in sixteen.
+            state = tl.load(pool).to(tl.float32)
+            tl.store(pool, fold(state, u, rest, decay, S.dtype.element_ty).to(S.dtype.element_ty))
     else:
         tl.store(o + (n * H + head) * 128 + value, tl.zeros((BV, 1), tl.float32).to(o.dtype.element_ty))
-
-
-@triton.jit
-def decode_kernel(
-    facts,
-    x,
-    z,
-    b,
-    weight,
-    A_log,
-    dt_bias,
-    ring,
-    grid,
-    left_open,
-    right_open,
-    v_open,
-    beta_open,
-    total_open,
-    reference_open,
-    query_out,
-    keys_out,
-    inverse_out,
-    outputs_out,
-    rest_out,
-    decay_out,
-    x_stride,
-    z_stride,
-    b_stride,
-    lower_bound,
-    scale,
-    S,
-    o,
-    H: tl.constexpr,
-    BOUNDED: tl.constexpr,
-    TWO_REFERENCES: tl.constexpr,
-    KEYS: tl.constexpr,
-):
-    """Both in one, for batches too small to fill the device twice: grid (H, N), all values of a head in a program."""
-    head, n = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
-    slot = tl.load(facts + n * 2).to(tl.int64)
-    position = tl.load(facts + n * 2 + 1)
-    value = tl.arange(0, 128)[:, None]
-    if slot >= 0:
-        # First, so that it is in flight while the row is made.
-        pool = S + (slot * H + head) * 16384 + value * 128 + tl.arange(0, 128)[None, :]
-        state = tl.load(pool).to(tl.float32)
-        made = (query_out, keys_out, inverse_out, outputs_out, rest_out, decay_out)
-        step_row(
-            (x, z, b, x_stride, z_stride, b_stride),
-            (weight, A_log, dt_bias),
-            (ring, grid),
-            (left_open, right_open, v_open, beta_open, total_open, reference_open),
-            made,
-            (lower_bound, scale),
-            slot,
-            position,
-            n,
-            head,
-            H,
-            BOUNDED,
-            TWO_REFERENCES,
-            KEYS,
-        )
-        tl.debug_barrier()
-        read_values(made, v_open, state, pool, o, slot, position & 15, n, head, value, H, 128, not TWO_REFERENCES)
-    else:
-        tl.store(o + (n * H + head) * 128 + value, tl.zeros((128, 1), tl.float32).to(o.dtype.element_ty))

@@ -10,7 +10,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from forkpoint.kernels.kda.triton.decode import decode_kernel, read_kernel, step_kernel
+from forkpoint.kernels.kda.triton.decode import read_kernel, step_kernel
 from forkpoint.kernels.kda.triton.limits import check_pool, check_rows, needs_two_references
 from forkpoint.kernels.kda.triton.plan import PrefillPlan
 from forkpoint.kernels.kda.triton.prepare import prepare_kernel, values_kernel
@@ -26,10 +26,9 @@ class Shapes:
     """Block shapes and warps. Equal bits for all of them are a claim that a GPU test must bear out."""
 
     prepare_warps: int = 1
-    prepare_registers: int | None = 112
-    prepare_keys: int = 32
+    prepare_registers: int | None = 128
+    prepare_keys: int = 64
     prepare_unroll: int = 2
-    step_registers: int | None = None
     step_keys: int = 128
     recur_values: int = 64
     recur_warps: int = 4
@@ -39,9 +38,6 @@ class Shapes:
     read_warps: int = 4
     read_early: bool = True
     """Programmatic dependent launch."""
-    whole_warps: int = 8
-    whole_heads_max: int = 264
-    """Rows times heads up to which one kernel does all of a decode step."""
 
 
 PINNED: Final = Shapes()
@@ -179,25 +175,16 @@ def decode(
         workspace(HEAD_SIZE, dtype=torch.float32),
     )
 
-    stepped = (
-        *(facts, x, z, b, weights.conv, weights.A_log, weights.dt_bias, state.conv_ring, state.conv_grid),
-        *(opened.left, opened.right, opened.v, opened.beta, opened.total, opened.reference, query, keys, *factors),
-        *(x.stride(0), z.stride(0), b.stride(0), weights.lower_bound or 0.0, HEAD_SIZE**-0.5),
-    )
-    if count * heads <= shapes.whole_heads_max:
-        whole = {"H": heads, "num_warps": shapes.whole_warps, "enable_fp_fusion": False}
-        decode_kernel[(heads, count)](*stepped, state.S, out, KEYS=shapes.step_keys, **whole, **gate)
-        return out
-
     # The second kernel may begin, and fetch S, while the first one ends.
     early = shapes.read_early and x.is_cuda
     step_kernel[(heads, count)](
-        *stepped,
+        *(facts, x, z, b, weights.conv, weights.A_log, weights.dt_bias, state.conv_ring, state.conv_grid),
+        *(opened.left, opened.right, opened.v, opened.beta, opened.total, opened.reference, query, keys, *factors),
+        *(x.stride(0), z.stride(0), b.stride(0), weights.lower_bound or 0.0, HEAD_SIZE**-0.5),
         H=heads,
         KEYS=shapes.step_keys,
         EARLY=early,
         num_warps=shapes.step_warps,
-        maxnreg=shapes.step_registers,
         enable_fp_fusion=False,
         **gate,
     )

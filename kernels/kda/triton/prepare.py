@@ -138,10 +138,13 @@ def prepare_kernel(
     k3 = load_before(x, ring, row, slot, position, 3, start, x_stride, H * 128 + channel, H * 384)
     k2 = load_before(x, ring, row, slot, position, 2, start, x_stride, H * 128 + channel, H * 384)
     k1 = load_before(x, ring, row, slot, position, 1, start, x_stride, H * 128 + channel, H * 384)
-    q_next, k_next, z_next = load_row(x, z, row, x_stride, z_stride, channel, begin < stop, H)
+    # Two rows ahead, so that they are on their way while this one is computed.
+    near = load_row(x, z, row, x_stride, z_stride, channel, begin < stop, H)
+    far = load_row(x, z, row + 1, x_stride, z_stride, channel, begin + 1 < stop, H)
     for i in tl.range(begin, stop, loop_unroll_factor=UNROLL):
-        q0, k0, raw = q_next.to(tl.float32), k_next.to(tl.float32), z_next.to(tl.float32)
-        q_next, k_next, z_next = load_row(x, z, first_row + i + 1, x_stride, z_stride, channel, i + 1 < stop, H)
+        q0, k0, raw = near[0].to(tl.float32), near[1].to(tl.float32), near[2].to(tl.float32)
+        near = far
+        far = load_row(x, z, first_row + i + 2, x_stride, z_stride, channel, i + 2 < stop, H)
         q, k = conv_silu(q3, q2, q1, q0, q_taps), conv_silu(k3, k2, k1, k0, k_taps)
         left, query, right, total, reference = row_factors(
             q, k, raw, total, reference, i, gate, TWO_REFERENCES, BOUNDED

@@ -89,7 +89,7 @@ def recur_kernel(
     place, key = tl.arange(0, 16), tl.arange(0, 128)
     if (slot >= 0) & (end > start):
         origin = start // 16 * 16
-        count = end // 16 - start // 16
+        closing, count = end // 16 - start // 16, tl.cdiv(end, 16) - start // 16
         sequence = (slot, first_row, start, end)
         tile_place = value * 128 + key[None, :]
         pool = S + (slot * H + head) * 16384 + tile_place
@@ -108,29 +108,26 @@ def recur_kernel(
             save = tl.load(tiles + (first_tile + t) * 2 + 1).to(tl.int64)
             if save >= 0:
                 tl.store(checkpoints + (save * H + head) * 16384 + tile_place, state)
-        if count > 0:
-            tl.store(pool, state.to(S.dtype.element_ty))
+            # A tile that stays open folds rubbish into a state that nothing reads any more.
+            if t == closing - 1:
+                tl.store(pool, state.to(S.dtype.element_ty))
         stop = end & 15
-        begin = tl.where(count > 0, 0, start & 15)
+        begin = tl.where(closing > 0, 0, start & 15)
         if stop > 0:
-            at = (first_tile + count) * H + head
-            here = (at, head, value, origin + count * 16)
-            kq, v, inverse, outputs, row, new = load_tile(
-                v_new, v_open, kq_in, inverse_in, outputs_in, at, sequence, here, H
-            )
-            u, out = read_state(state, kq, v, inverse, outputs, BV)
-            tl.store(o + row, out.to(o.dtype.element_ty), mask=new)
             # Its rows go to the slot last: everything that reads the slot's open rows has read them.
-            kept = ((slot * 16 + place) * H + head)[None, :] * 128 + value
-            tl.store(v_open + kept, v.to(tl.bfloat16), mask=new)
+            at = (first_tile + closing) * H + head
+            mask = (place >= begin) & (place < stop)
+            line = first_row + origin + closing * 16 - start + place
+            columns = mask[None, :] & (value >= 0)
+            v = tl.load(v_new + (line * H + head)[None, :] * 128 + value, mask=columns)
+            tl.store(v_open + ((slot * 16 + place) * H + head)[None, :] * 128 + value, v, mask=columns)
             if tl.program_id(0) == 0:
                 rows = (slot, head, begin, stop)
                 keep_rows(rest_in + at * 2048, left_kept + (n * H + head) * 2048, left_open, right_open, at, rows, H)
                 last = (n * H + head) * 128 + key
                 tl.store(total_open + (slot * H + head) * 128 + key, tl.load(total_kept + last))
                 tl.store(reference_open + (slot * H + head) * 128 + key, tl.load(reference_kept + last))
-                mask = (place >= begin) & (place < stop)
-                logit = tl.load(b + (first_row + origin + count * 16 - start + place) * b_stride + head, mask=mask)
+                logit = tl.load(b + line * b_stride + head, mask=mask)
                 tl.store(beta_open + (slot * 16 + place) * H + head, sigmoid(logit.to(tl.float32)), mask=mask)
         if tl.program_id(0) == 0:
             for part in tl.static_range(3):
