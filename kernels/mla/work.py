@@ -18,9 +18,10 @@ from torch import Tensor
 
 from forkpoint.limits import PAGE_TOKENS
 
-TIERS: Final = ((4096, 512), (16384, 1024), (None, 2048))
+TIERS: Final = ((4096, 1024), (None, 2048))
 """(position, size): up to that position, keys are split every `size` tokens. Short splits keep a short context's few
-programs busy; long ones bound the partial results, 2 KB a row and split, which would else outweigh the keys."""
+programs busy; long ones bound the partial results, 2 KB a row and split, which would else outweigh the keys (ADR 0008).
+"""
 RECORD: Final = 8
 """int32 values of an item: row of q (heads counted) that its block begins with, number of that row in its sequence,
 position of the sequence's first row, and behind its last row, position of the item's first key, pages, place in

@@ -228,10 +228,10 @@ def test_a_row_at_a_million_tokens_is_the_definition() -> None:
     q = sequence.q[-1:]
     plan = work.plan([table], [0, 1], [tokens - 1], DEVICE)
     if INTERPRETED:
-        # The last split and no other: 2048 tokens from the last multiple of 2048 after 16384.
+        # The last split and no other.
         launch = plan.works(4, 16, 1 << 20).launches[0]
         launch.records[:-1, 5] = 1
-        assert launch.records[-1, 4].item() == (tokens - 1 - 16384) // 2048 * 2048 + 16384
+        assert launch.records[-1, 4].item() == (tokens - 1) // 2048 * 2048
         partial, scalars = torch.empty(len(launch.records) * 16, R), torch.empty(2, len(launch.records) * 16)
         mla._split(q, made.pages, plan, launch, partial, scalars, SCALE, mla.SHAPES[FP32], R)
         ours = partial[-16:-12] / scalars[1, -16:-12, None]
@@ -271,7 +271,7 @@ def test_a_plan_covers_every_block_and_split_once() -> None:
     blocks = [row for launch in works.launches for row in launch.blocks.tolist()]
     assert [line for line, _, _, _ in blocks] == [*range(0, 9600, 64), 9600, 9664]
     assert [inside for _, inside, _, _ in blocks] == [64] * 150 + [64, 32]
-    assert [splits for _, _, _, splits in blocks] == [8 + 5] * 150 + [1, 1]
+    assert [splits for _, _, _, splits in blocks] == [4 + 3] * 150 + [1, 1]
     for launch in works.launches:
         slots = sorted(launch.records[:, 7].tolist())
         assert slots == list(range(len(slots))) == [s for _, _, a, n in launch.blocks.tolist() for s in range(a, a + n)]
@@ -282,7 +282,7 @@ def test_splits_meet_without_a_gap_and_end_with_the_last_row_of_their_block() ->
     (launch,) = work.plan([list(range(313))], [0, 1], [tokens - 1], "cpu").works(32, 64, 1 << 20).launches
     records = sorted(launch.records.tolist(), key=lambda record: record[7])
     keys, pages = [record[4] for record in records], [record[5] for record in records]
-    assert keys == [*range(0, 4096, 512), *range(4096, 16384, 1024), 16384, 18432]
+    assert keys == [*range(0, 4096, 1024), *range(4096, 20_000, 2048)]
     assert all(key + count * 64 == following for (key, following), count in zip(pairwise(keys), pages, strict=False))
     assert keys[-1] + pages[-1] * 64 == -(-tokens // 64) * 64
     assert [record[6] for record in records] == [key // 64 for key in keys]
@@ -290,7 +290,7 @@ def test_splits_meet_without_a_gap_and_end_with_the_last_row_of_their_block() ->
 
 def test_neighbouring_blocks_walk_the_same_keys_at_the_same_time() -> None:
     (launch,) = work.plan([list(range(20))], [0, 3], [1200], "cpu").works(96, 64, 1 << 20).launches
-    assert [record[4] for record in launch.records.tolist()] == [0] * 5 + [512] * 5 + [1024] * 5
+    assert [record[4] for record in launch.records.tolist()] == [0] * 5 + [1024] * 5
 
 
 def test_a_plan_says_what_does_not_fit() -> None:
