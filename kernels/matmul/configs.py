@@ -2,7 +2,7 @@
 
 BLOCK_K, the ascending chain over K and the product of 16 values inside an MMA decide the bits of a row, and are the
 same in every form. What a `Tile` holds decides only which program owns an element and which operand stands on the M
-side, so it may follow the number of rows: all forms gave equal bytes on an H200 (`python -m benchmarks.rows` and
+side, so it may follow the number of rows: all forms gave equal bytes on an H200 (`python -m benchmarks.kernels` and
 tests/triton compare them again). The rule below was fitted to times there, of every product of Kimi Linear and K3.
 """
 
