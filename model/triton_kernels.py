@@ -1,25 +1,22 @@
 """TritonKernels: bf16 rows and matrices, fp32 sums and residuals, on a GPU. Importing this imports triton."""
 
 from collections.abc import Mapping
-from typing import Final
 
 import torch
 from torch import Tensor
 
-from forkpoint.kernels.ffn.triton import swiglu
+from forkpoint.kernels.ffn.triton import sigmoid_gate, swiglu
 from forkpoint.kernels.kda.triton import limits as kda_limits
 from forkpoint.kernels.matmul.triton import linear
 from forkpoint.kernels.mla.triton.launch import RANK_MAX, ROPE_MAX
 from forkpoint.kernels.norm.triton import WIDTH_MAX, add_rms_norm, gated_rms_norm, rms_norm
+from forkpoint.kernels.per_head.triton import per_head_linear
 from forkpoint.kernels.sampler.naive import SamplingRows
 from forkpoint.kernels.sampler.triton import VOCABULARY_MAX, sample
 from forkpoint.model.config import ModelConfig
 from forkpoint.model.rows import RowBatch
 from forkpoint.model.state import TORCH_DTYPES, StateDtypes, StateTensors
 from forkpoint.model.triton_step import StepPlan, TritonStep
-
-RESIDUAL_DTYPE: Final = torch.float32
-"""Of the residual stream: see docs/adr/0008 for what bf16 would cost."""
 
 
 def why_not(config: ModelConfig, capability: tuple[int, int]) -> str | None:
@@ -64,7 +61,7 @@ class TritonKernels:
         return {name: t.to(self._device, dtype_of(name, t)).contiguous() for name, t in table.items()}
 
     def per_head_weight(self, weight: Tensor) -> Tensor:
-        return weight.transpose(1, 2).contiguous()
+        return weight.contiguous()
 
     def step(self, batch: RowBatch, tensors: StateTensors) -> TritonStep:
         plan = StepPlan.of(batch, self._device, self._mla_heads, self._rank, self.compute_dtype)
@@ -74,16 +71,13 @@ class TritonKernels:
         return linear(x, weight, self.compute_dtype)
 
     def per_head(self, x: Tensor, weight: Tensor) -> Tensor:
-        x = x.to(self.compute_dtype)
-        heads = [linear(x[:, head], weight[head], self.compute_dtype) for head in range(x.shape[1])]
-        return torch.stack(heads, dim=1)
+        return per_head_linear(x.to(self.compute_dtype), weight, self.compute_dtype)
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         return rms_norm(x, weight, eps, self.compute_dtype)
 
     def add_norm(self, x: Tensor, delta: Tensor | None, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
         if delta is None:
-            x = x.to(RESIDUAL_DTYPE)
             return x, rms_norm(x, weight, eps, self.compute_dtype)
         return add_rms_norm(x, delta, weight, eps, self.compute_dtype)
 
@@ -94,8 +88,7 @@ class TritonKernels:
         return swiglu(gate, up)
 
     def gated(self, x: Tensor, gate: Tensor) -> Tensor:
-        # Elementwise, so torch's own kernels are as good: a value's bits are its operands' alone.
-        return x * torch.sigmoid(gate)
+        return sigmoid_gate(x, gate)
 
     def logits(self, rows: Tensor, head: Tensor) -> Tensor:
         return linear(rows, head, torch.float32)

@@ -7,6 +7,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
+from forkpoint.kernels.embedding.triton import gather
 from forkpoint.kernels.kda.triton import launch as kda
 from forkpoint.kernels.kda.triton.plan import PrefillPlan, decode_facts, prefill_plan
 from forkpoint.kernels.mla.triton import launch as mla
@@ -14,6 +15,8 @@ from forkpoint.kernels.mla.work import MlaPlan
 from forkpoint.model.rows import RowBatch
 from forkpoint.model.state import StateTensors
 
+RESIDUAL_DTYPE: Final = torch.float32
+"""Of the residual stream; docs/adr/0008 has what bf16 would cost."""
 ALIGNMENT: Final = 32
 """int32 values: each part of the one copy begins at a multiple of 128 bytes, so that kernels see one alignment."""
 
@@ -118,7 +121,7 @@ class TritonStep:
         self.plan, self._tensors = plan, tensors
 
     def embed(self, table: Tensor) -> Tensor:
-        return table.index_select(0, self.plan.token_ids)
+        return gather(self.plan.token_ids, table, RESIDUAL_DTYPE)
 
     def kda(self, x: Tensor, z: Tensor, b: Tensor, weights: kda.KdaWeights, layer: int) -> Tensor:
         # What a sequence gets is the same from either kernel.
