@@ -12,6 +12,7 @@ Each is one launch that reads every byte once and writes it once. Nothing is kep
 """
 
 from dataclasses import dataclass
+from functools import cache
 from typing import Final
 
 import torch
@@ -27,8 +28,14 @@ MOVE: Final = tl.constexpr(2)
 
 
 @triton.jit
+def place(places, which, first):
+    """Entry `which` of places. The first entry came as a number, unless that is negative."""
+    return tl.load(places + which, mask=(which > 0) | (first < 0), other=first)
+
+
+@triton.jit(do_not_specialize=["source", "target", "rows"])
 def copy_kernel(
-    base, buffer, table, sources, targets, rows,
+    base, buffer, table, sources, targets, source, target, rows,
     UNIT: tl.constexpr, BLOCK: tl.constexpr, MODE: tl.constexpr, EVICT: tl.constexpr,
 ):  # fmt: skip
     """One chunk a program (or every num_programs-th): UNIT items of base's dtype are a unit of the table."""
@@ -36,19 +43,19 @@ def copy_kernel(
         row = table + index * 5
         offset, step, which = tl.load(row), tl.load(row + 1), tl.load(row + 2)
         packed, units = tl.load(row + 3), tl.load(row + 4)
-        here = base + (offset + step * tl.load(sources + which)) * UNIT
+        here = base + (offset + step * place(sources, which, source)) * UNIT
         if MODE == GATHER:
-            source, target = here, buffer + packed * UNIT
+            origin, end = here, buffer + packed * UNIT
         elif MODE == SCATTER:
-            source, target = buffer + packed * UNIT, here
+            origin, end = buffer + packed * UNIT, here
         else:
-            source, target = here, base + (offset + step * tl.load(targets + which)) * UNIT
+            origin, end = here, base + (offset + step * place(targets, which, target)) * UNIT
         items = units.to(tl.int32) * UNIT
         for first in tl.range(0, items, BLOCK):
             lane = first + tl.arange(0, BLOCK)
             inside = lane < items
-            value = tl.load(source + lane, mask=inside, eviction_policy=EVICT)
-            tl.store(target + lane, value, mask=inside, eviction_policy=EVICT)
+            value = tl.load(origin + lane, mask=inside, eviction_policy=EVICT)
+            tl.store(end + lane, value, mask=inside, eviction_policy=EVICT)
 
 
 @triton.jit
@@ -78,61 +85,22 @@ def join_kernel(items, planes, count, row_stride, plane_stride, ITEM: tl.constex
     tl.store(items + row * row_stride + lane, value, mask=inside, eviction_policy="evict_first")
 
 
-@triton.jit
-def split_words_kernel(words, planes, count, row_stride, plane_stride, ITEM: tl.constexpr, BLOCK: tl.constexpr):
-    """split_kernel on int32 words, ITEM words (4 items) a lane: a word of each plane. Counts are in lanes."""
-    lane = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    row = tl.program_id(1).to(tl.int64)
-    inside = lane < count
-    word = tl.arange(0, ITEM)
-    source = words + row * row_stride + lane[:, None] * ITEM + word[None, :]
-    value = tl.load(source, mask=inside[:, None], eviction_policy="evict_first")
-    out = planes + row * count + lane
-    each: tl.constexpr = 4 // ITEM  # items of a word
-    for plane in tl.static_range(ITEM):
-        packed = tl.zeros_like(value)
-        for item in tl.static_range(each):
-            byte = (value >> (8 * (item * ITEM + plane))) & 255
-            packed |= byte << (8 * (word[None, :] * each + item))
-        tl.store(out + plane * plane_stride, tl.sum(packed, axis=1), mask=inside, eviction_policy="evict_first")
-
-
-@triton.jit
-def join_words_kernel(words, planes, count, row_stride, plane_stride, ITEM: tl.constexpr, BLOCK: tl.constexpr):
-    """The inverse of split_words_kernel."""
-    lane = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    row = tl.program_id(1).to(tl.int64)
-    inside = lane < count
-    word = tl.arange(0, ITEM)
-    source = planes + row * count + lane
-    each: tl.constexpr = 4 // ITEM
-    value = tl.zeros((BLOCK, ITEM), dtype=tl.int32)
-    for plane in tl.static_range(ITEM):
-        packed = tl.load(source + plane * plane_stride, mask=inside, eviction_policy="evict_first")
-        for item in tl.static_range(each):
-            byte = (packed[:, None] >> (8 * (word[None, :] * each + item))) & 255
-            value |= byte << (8 * (item * ITEM + plane))
-    target = words + row * row_stride + lane[:, None] * ITEM + word[None, :]
-    tl.store(target, value, mask=inside[:, None], eviction_policy="evict_first")
-
-
 @dataclass(frozen=True)
 class CopyShape:
     """Of a copy: bytes of one step of a program, warps, and programs (None: one a chunk)."""
 
-    block: int = 16 << 10
-    warps: int = 8
+    block: int = 4 << 10
+    warps: int = 4
     programs: int | None = None
     evict: str = "evict_first"
 
 
 @dataclass(frozen=True)
 class PlanesShape:
-    """Of the planes' kernels: items of a program, warps; by words where counts allow it."""
+    """Of the planes' kernels: items of a program, warps."""
 
     block: int = 4096
     warps: int = 8
-    words: bool = True
 
 
 COPY: Final = CopyShape()
@@ -158,13 +126,16 @@ def _copy(
         return
     word = WORDS[table.unit]
     base = _as_words(table.base, word)
-    first = _places(sources, device)
+    places, source = _places(sources, device)
+    ends, target = (places, source) if targets is None else _places(targets, device)
     copy_kernel[(min(chunks, shape.programs or chunks),)](
         base,
         base if buffer is None else buffer.view(-1).view(torch.uint8)[: table.nbytes].view(word),
         table.rows,
-        first,
-        first if targets is None else _places(targets, device),
+        places,
+        ends,
+        source,
+        target,
         chunks,
         UNIT=table.unit // word.itemsize,
         BLOCK=shape.block // word.itemsize,
@@ -174,8 +145,18 @@ def _copy(
     )
 
 
-def _places(places: list[int] | Tensor, device: torch.device) -> Tensor:
-    return places if isinstance(places, Tensor) else torch.tensor(places, dtype=torch.int64, device=device)
+def _places(places: list[int] | Tensor, device: torch.device) -> tuple[Tensor, int]:
+    """Places on the device, and the first as a number where it is known: a slot alone costs no copy to the device."""
+    if isinstance(places, Tensor):
+        return places, -1
+    if len(places) == 1:
+        return _unused(device), places[0]
+    return torch.tensor(places, dtype=torch.int64, device=device), places[0]
+
+
+@cache
+def _unused(device: torch.device) -> Tensor:
+    return torch.zeros(2, dtype=torch.int64, device=device)
 
 
 def _as_words(view: Tensor, word: torch.dtype) -> Tensor:
@@ -220,15 +201,6 @@ def _planes(items: Tensor, planes: Tensor, split: bool, shape: PlanesShape) -> N
         return
     integers, stride = items.view(INTEGERS[size]), items.stride(0)
     grid = (triton.cdiv(count, shape.block), rows)
-    aligned = stride * size % 4 == 0 and items.data_ptr() % 4 == 0 and planes.data_ptr() % 4 == 0
-    if shape.words and size > 1 and count % 4 == 0 and aligned:
-        kernel = split_words_kernel if split else join_words_kernel
-        words = integers.view(torch.int32)
-        kernel[grid](
-            words, planes.view(torch.int32), count // 4, stride * size // 4, rows * count // 4,
-            ITEM=size, BLOCK=shape.block // 4, num_warps=shape.warps,
-        )  # fmt: skip
-        return
     kernel = split_kernel if split else join_kernel
     kernel[grid](integers, planes, count, stride, rows * count, ITEM=size, BLOCK=shape.block, num_warps=shape.warps)
 

@@ -47,6 +47,10 @@ class Report:
     atomics: int
     tma: int
     fp32_fma: int
+    wide: int
+    """Loads and stores of 16 bytes a thread in global memory."""
+    narrow: int
+    """Loads and stores of less, of one value too."""
 
 
 def compile_probe(probe: Probe) -> Report:
@@ -86,6 +90,8 @@ def compile_probe(probe: Probe) -> Report:
         atomics=len(re.findall(r"^\s*(?:@\S+\s+)?(?:atom|red)\.(?!async)", ptx, re.MULTILINE)),
         tma=len(re.findall(r"cp\.async\.bulk\.tensor", ptx)),
         fp32_fma=len(re.findall(r"\bfma\.rn(?:\.ftz)?\.f32", ptx)),
+        wide=len(re.findall(r"\b(?:ld|st)\.global\.\S*(?:v4\.b32|v2\.b64)", ptx)),
+        narrow=len(re.findall(r"\b(?:ld|st)\.global\.(?!\S*(?:v4\.b32|v2\.b64))", ptx)),
     )
 
 

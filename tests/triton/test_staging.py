@@ -1,6 +1,5 @@
 """Staging in Triton: the bytes of a checkpoint's parts in one buffer and back, byte for byte, and nothing else."""
 
-from dataclasses import replace
 from typing import Any, Final
 
 import pytest
@@ -22,8 +21,8 @@ from tests.support.triton_shim import DEVICE
 SLOTS, PAGES, POSITION = 3, 4, 80
 SHAPES: Final = [
     staging.COPY,
-    staging.CopyShape(block=4096, warps=4),
-    staging.CopyShape(block=32768, warps=8, programs=5),
+    staging.CopyShape(block=1024, warps=2),
+    staging.CopyShape(block=16384, warps=8, programs=5),
 ]
 SHAPE = pytest.mark.parametrize("shape", SHAPES, ids=["default", "small", "five programs"])
 
@@ -151,14 +150,10 @@ def test_a_buffer_that_does_not_fit_and_pieces_that_do_not_agree_are_refused() -
         build_table([])
 
 
-PLANES: Final = [
-    staging.PLANES,
-    staging.PlanesShape(block=256, warps=1),
-    staging.PlanesShape(block=1024, warps=4, words=False),
-]
+PLANES: Final = [staging.PLANES, staging.PlanesShape(block=256, warps=1)]
 
 
-@pytest.mark.parametrize("shape", PLANES, ids=["default", "small", "bytes"])
+@pytest.mark.parametrize("shape", PLANES, ids=["default", "small"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8])
 @pytest.mark.parametrize("count", [4, 1, 37, 255, 256, 4100])
 def test_planes_are_the_twins_and_joining_them_gives_the_items_back(
@@ -199,4 +194,3 @@ def test_the_last_plane_holds_sign_and_exponent() -> None:
     items = torch.tensor([[1.0, -2.0]], device=DEVICE)
     assert staging.split_planes(items)[3].tolist() == [0x3F, 0xC0]
     assert staging.split_planes(items.bfloat16())[1].tolist() == [0x3F, 0xC0]
-    assert replace(staging.PLANES, words=False).block == staging.PLANES.block
