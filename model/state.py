@@ -110,6 +110,18 @@ class StateTensors:
         """Copy a page, valid rows or not."""
         self.pages[target].copy_(self.pages[source])
 
+    def on_host(self, slot: int, page_table: list[int]) -> "StateTensors":
+        """A copy in host memory of what checkpoints hold of a session: slot 0, and its pages in order.
+
+        Three copies, where reading parts one by one off a device takes one each.
+        """
+        host = StateTensors.allocate(self.layout, 1, len(page_table), poison=False)
+        host.S[:, 0].copy_(self.S[:, slot])
+        host.conv_grid[:, 0].copy_(self.conv_grid[:, slot])
+        if page_table:
+            host.pages.copy_(self.pages[page_table])
+        return host
+
     def read_part(self, spec: PartSpec, slot: int, page_table: list[int]) -> bytes:
         """Raw little-endian bytes of one checkpoint part of the session in `slot` with pages `page_table`."""
         place = self.layout.kda_part_places.get(spec.name)

@@ -16,7 +16,7 @@ from forkpoint.model.rows import RowBatch
 from forkpoint.model.state import StateTensors
 
 RESIDUAL_DTYPE: Final = torch.float32
-"""Of the residual stream; docs/adr/0008 has what bf16 would cost."""
+"""Of the residual stream; docs/adr/0009 has what bf16 would cost."""
 ALIGNMENT: Final = 32
 """int32 values: each part of the one copy begins at a multiple of 128 bytes, so that kernels see one alignment."""
 

@@ -10,7 +10,7 @@ from forkpoint.model.state import TORCH_DTYPES, StateTensors
 from forkpoint.parts import PartSpec
 from forkpoint.server.engine.base import Capture
 from forkpoint.server.engine.errors import NonFiniteStateError
-from forkpoint.server.engine.sequences import LiveSequence
+from forkpoint.server.engine.sequences import LiveSequence, pages_for
 
 SABOTAGES: Final = ("conv-tail",)
 """Deliberate faults, for tests of the tests: `conv-tail` flips the sign of one value of a restored conv tail."""
@@ -23,9 +23,12 @@ def capture(tensors: StateTensors, sequence: LiveSequence) -> Capture:
     Raises NonFiniteStateError: unwritten (poisoned) or overflown memory must never become a checkpoint.
     """
     grid = sequence.grid_position
+    slot, pages = sequence.slot, sequence.pages[: pages_for(grid)]
+    if tensors.device.type != "cpu":
+        tensors, slot, pages = tensors.on_host(slot, pages), 0, list(range(len(pages)))
     parts: list[tuple[PartSpec, bytes]] = []
     for spec in tensors.layout.parts(grid):
-        data = tensors.read_part(spec, sequence.slot, sequence.pages)
+        data = tensors.read_part(spec, slot, pages)
         if not is_finite(spec, data):
             raise NonFiniteStateError(sequence.handle, spec.name)
         parts.append((spec, data))

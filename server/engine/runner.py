@@ -215,8 +215,9 @@ class TorchEngine:
 
         Always from the slot, also for rows of this step, so that sampling now or later reads the same bits.
         """
-        slots = [sequence.slot for sequence in sequences]
-        return self.tensors.norm_rows[slots, [(sequence.consumed - 1) % NORM_ROWS for sequence in sequences]]
+        places = [sequence.slot * NORM_ROWS + (sequence.consumed - 1) % NORM_ROWS for sequence in sequences]
+        kept = self.tensors.norm_rows.flatten(0, 1)
+        return kept.index_select(0, torch.tensor(places, dtype=torch.int64).to(kept.device))
 
     def _require_finite(self, sequences: Sequence[LiveSequence], rows: Tensor, what: str) -> None:
         for sequence, finite in zip(sequences, torch.isfinite(rows).all(dim=1).tolist(), strict=True):

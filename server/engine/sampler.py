@@ -19,16 +19,20 @@ def sample_tokens(
     other, and there is no sampler state.
     """
 
-    def column(values: list[int] | list[float], dtype: torch.dtype) -> Tensor:
-        return torch.tensor(values, dtype=dtype, device=logits.device)
-
+    # Two copies to the device, not one a parameter.
+    floats = torch.tensor([(s.temperature, s.top_p, s.min_p) for s in samples], dtype=torch.float64)
+    integers = torch.tensor(
+        [(s.top_k, s.seed, at) for s, at in zip(samples, positions, strict=True)], dtype=torch.int64
+    )
+    temperature, top_p, min_p = floats.to(logits.device).T.contiguous()
+    top_k, seed, position = integers.to(logits.device).T.contiguous()
     rows = SamplingRows(
-        temperature=column([s.temperature for s in samples], torch.float32),
-        top_k=column([s.top_k for s in samples], torch.int64),
-        top_p=column([s.top_p for s in samples], torch.float64),
-        min_p=column([s.min_p for s in samples], torch.float32),
-        seed=column([s.seed for s in samples], torch.int64),
-        position=column(list(positions), torch.int64),
+        temperature=temperature.to(torch.float32),
+        top_k=top_k,
+        top_p=top_p,
+        min_p=min_p.to(torch.float32),
+        seed=seed,
+        position=position,
     )
     filtered = any(s.top_k > 0 or s.top_p < 1 for s in samples)
     token_ids, logprobs = kernels.sample(logits, rows, filtered)

@@ -197,3 +197,14 @@ def test_finish_restore_leaves_no_norm_row_of_an_earlier_session(device: torch.d
     run.tensors.finish_restore(0, 32)
     assert math.isnan(run.tensors.norm_rows[0, 0, 0].item())
     assert run.tensors.norm_rows[0].isnan().all()
+
+
+def test_a_copy_on_the_host_has_the_same_parts(layout: StateLayout) -> None:
+    """What an engine on a GPU captures from."""
+    tensors = StateTensors.allocate(layout, slots=3, pages=5)
+    for name in ("S", "conv_grid", "pages"):
+        pool: torch.Tensor = getattr(tensors, name)
+        pool.copy_(torch.randn(pool.shape, generator=torch.Generator().manual_seed(1)))
+    host = tensors.on_host(2, [4, 0, 3])
+    for spec in layout.parts(144):
+        assert host.read_part(spec, 0, [0, 1, 2]) == tensors.read_part(spec, 2, [4, 0, 3])
