@@ -23,7 +23,7 @@ def open_rows_equal(a: object, b: object, slot: int, rows: int) -> bool:
     return True
 
 
-@pytest.mark.parametrize("gate,interpreted", [("softplus", 34), ("bounded", 18)])
+@pytest.mark.parametrize("gate,interpreted", [("softplus", 34), ("bounded", 27)])
 def test_decode_equals_one_prefill_bit_for_bit(
     kda: ModuleType, device: torch.device, gate: str, interpreted: int
 ) -> None:

@@ -110,8 +110,7 @@ def step_kernel(
         tl.store(v_open + to, v.to(tl.bfloat16))
         tl.store(beta_open + (slot * 16 + newest) * H + head, sigmoid(tl.load(b + n * b_stride + head).to(tl.float32)))
         tl.store(total_open + own * 128 + key, total)
-        if TWO_REFERENCES:
-            tl.store(reference_open + own * 128 + key, reference, mask=(newest == 8) & (key >= 0))
+        tl.store(reference_open + own * 128 + key, reference, mask=(newest == 8) & (key >= 0))
         tl.store(query_out + at * 128 + key, query)
         # From memory rather than registers: a row's layout is not a tile's, and to turn it there takes more of both.
         tl.debug_barrier()

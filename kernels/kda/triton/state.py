@@ -30,7 +30,7 @@ class OpenFactors:
     total: Tensor
     """[slots, H, 128] int32: G of the newest row, in units of 2^-22."""
     reference: Tensor
-    """[slots, H, 128] int32: r, once row 8 is there; unused with one reference."""
+    """[slots, H, 128] int32: r, once row 8 is there; 0 with one reference."""
 
     @staticmethod
     def empty(slots: int, heads: int, device: torch.device) -> "OpenFactors":
