@@ -6,13 +6,14 @@ import torch
 from torch import Tensor
 
 from forkpoint.kernels.ffn.triton import sigmoid_gate, swiglu
+from forkpoint.kernels.filters.triton import VOCABULARY_MAX
 from forkpoint.kernels.kda.triton import limits as kda_limits
 from forkpoint.kernels.matmul.triton import linear
 from forkpoint.kernels.mla.triton.launch import RANK_MAX, ROPE_MAX
 from forkpoint.kernels.norm.triton import WIDTH_MAX, add_rms_norm, gated_rms_norm, rms_norm
 from forkpoint.kernels.per_head.triton import per_head_linear
 from forkpoint.kernels.sampler.naive import SamplingRows
-from forkpoint.kernels.sampler.triton import VOCABULARY_MAX, sample
+from forkpoint.kernels.sampler.triton import sample
 from forkpoint.model.config import ModelConfig
 from forkpoint.model.rows import RowBatch
 from forkpoint.model.state import TORCH_DTYPES, StateDtypes, StateTensors
