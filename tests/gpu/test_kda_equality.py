@@ -1,7 +1,6 @@
 """KDA on a GPU: decode, prefill and every mix of them have one prefill's bits, whatever the block shapes."""
 
 import random
-from dataclasses import replace
 from typing import Final
 
 import pytest
@@ -12,17 +11,14 @@ from tests.support.gpu import require_gpu
 require_gpu()
 
 from benchmarks.kda_cases import variants
-from forkpoint.kernels.kda.triton.launch import PINNED, Shapes
-from tests.support.kda_batches import SEPARATE, decode_forms, make_batch, same_slots, whole_prefill
+from forkpoint.kernels.kda.triton.launch import PINNED, pinned
+from tests.support.kda_batches import SWITCHED, make_batch, same_slots, whole_prefill
 from tests.support.kernels import GATES, same_bytes
 from tests.support.triton_kda import feed_decode, feed_prefill
 
 HEADS, STEPS = 4, 200
 STARTS: Final = [0, 1, 7, 8, 9, 15, 16, 17, 24, 31, 32, 33, 40, 47, 48, 63, 64, 65, 100, 200]
-FORMS: Final[dict[str, Shapes]] = {
-    **{name: replace(shapes, whole_heads_max=0) for name, shapes in variants()},
-    **decode_forms(),
-}
+FORMS: Final = {**dict(variants()), "switched": SWITCHED, "few heads": pinned(8), "many heads": pinned(96)}
 GATE = pytest.mark.parametrize("gate", GATES)
 
 
@@ -57,8 +53,8 @@ def test_appends_of_every_residue_alternate_with_decode(device: torch.device, ga
         feed_prefill(state, batch.pieces(0, [start - 1 for start in starts]), shapes=PINNED),
         batch.step(state, [start - 1 for start in starts]),
         feed_prefill(state, batch.pieces(starts, ends), shapes=PINNED),
-        batch.step(state, ends, SEPARATE),
-        batch.step(state, [end + 1 for end in ends], SEPARATE),
+        batch.step(state, ends, SWITCHED),
+        batch.step(state, [end + 1 for end in ends], SWITCHED),
         feed_prefill(state, batch.pieces([end + 2 for end in ends], lasts), shapes=PINNED),
     ]
     assert {(start % 16, end % 16) for start, end in zip(starts, ends, strict=True)} == set(pairs)
@@ -84,7 +80,7 @@ def test_sequences_that_come_in_any_mix_have_the_bits_of_one_prefill(
         chosen = rng.sample(live, rng.randint(1, len(live)))
         if rng.random() < 0.4:
             steps = [(batch.slots[n], batch.layers[n], at[n]) for n in chosen]
-            o = feed_decode(state, steps, rng.choice((PINNED, SEPARATE)))
+            o = feed_decode(state, steps, rng.choice((PINNED, SWITCHED)))
             for n, row in zip(chosen, torch.split(o, 1), strict=True):
                 out[n].append(row)
                 at[n] += 1
@@ -104,7 +100,7 @@ def test_sequences_that_come_in_any_mix_have_the_bits_of_one_prefill(
 
 @GATE
 def test_a_row_has_its_bits_in_a_batch_of_any_size(device: torch.device, gate: str) -> None:
-    """96 heads: one kernel for a row or two, two kernels for more."""
+    """96 heads, as in K3."""
     batch = make_batch(70, 40, 96, GATES[gate], device)
     starts = [16 + n % 20 for n in range(70)]
     state, alone = batch.state(device), batch.state(device)

@@ -14,7 +14,7 @@ require_gpu()
 
 from forkpoint.kernels.kda.triton.launch import PINNED, KdaState, OpenFactors, Shapes, decode, prefill
 from forkpoint.kernels.kda.triton.plan import decode_facts, prefill_plan
-from tests.support.kda_batches import SEPARATE, make_batch, same_slots, whole_prefill
+from tests.support.kda_batches import SWITCHED, make_batch, same_slots, whole_prefill
 from tests.support.kernels import GATES, relative_rmse, same_bytes
 from tests.support.triton_kda import (
     D,
@@ -72,7 +72,7 @@ def test_a_million_tokens_on_the_bits_are_those_of_the_beginning(device: torch.d
     assert same_bytes(o, torch.cat(expected))
     for step in range(100, 140):
         at = [(layer, start + step) for layer, start in pieces]
-        expected = batch.step(near, [position for _, position in at], SEPARATE)
+        expected = batch.step(near, [position for _, position in at], SWITCHED)
         facts = decode_facts(batch.slots, [FAR + position for _, position in at], device)
         assert same_bytes(decode(*packed(at, 1), weights, far, facts, PINNED), torch.cat(expected)), step
     same_slots(near, far, batch, [start + 140 for start in starts])
@@ -120,7 +120,7 @@ def test_a_pool_of_more_than_2_31_values_is_reached_and_its_neighbours_are_not(
     wanted = [feed_prefill(small, [(0, layer, 0, 70)], shapes=PINNED)[0]]
     given = [feed_prefill(huge, [(slot, layer, 0, 70)], shapes=PINNED)[0]]
     for position in range(70, 120):
-        shapes = PINNED if position < 90 else SEPARATE
+        shapes = PINNED if position < 90 else SWITCHED
         wanted.append(feed_decode(small, [(0, layer, position)], shapes))
         given.append(feed_decode(huge, [(slot, layer, position)], shapes))
     assert same_bytes(torch.cat(given), torch.cat(wanted))
@@ -164,7 +164,7 @@ def test_rows_inside_wider_poisoned_ones_have_the_same_bits(
         out = [prefill(one.x[:41], one.z[:41], one.b[:41], layer.weights, state, plan, None, PINNED)]
         for p in range(41, 75):
             row = one.x[p : p + 1], one.z[p : p + 1], one.b[p : p + 1]
-            facts, shapes = decode_facts([1], [p], device), PINNED if p % 2 else SEPARATE
+            facts, shapes = decode_facts([1], [p], device), PINNED if p % 2 else SWITCHED
             out.append(decode(*row, layer.weights, state, facts, shapes))
         answers.append((torch.cat(out), *tensors_of(state)))
     assert answers[0][0].isfinite().all()
@@ -172,7 +172,7 @@ def test_rows_inside_wider_poisoned_ones_have_the_same_bits(
 
 
 @GATE
-@pytest.mark.parametrize("shapes", [PINNED, SEPARATE], ids=["one kernel", "two kernels"])
+@pytest.mark.parametrize("shapes", [PINNED, SWITCHED], ids=["pinned", "switched"])
 def test_a_decode_step_in_a_cuda_graph_has_its_bits(device: torch.device, gate: str, shapes: Shapes) -> None:
     batch = make_batch(8, 60, HEADS, GATES[gate], device)
     plain, graphed = batch.state(device), batch.state(device)
@@ -190,7 +190,7 @@ def test_a_decode_step_in_a_cuda_graph_has_its_bits(device: torch.device, gate: 
             x[n], z[n], b[n] = layer.x[step], layer.z[step], layer.b[step]
         facts.copy_(decode_facts([*batch.slots, -1], [*positions, 0], device))
         graph.replay()
-        assert same_bytes(o[:8], torch.cat(batch.step(plain, positions, SEPARATE))), step
+        assert same_bytes(o[:8], torch.cat(batch.step(plain, positions, SWITCHED))), step
         assert not o[8].any()
     same_slots(plain, graphed, batch, [50] * 8)
     whole, _ = whole_prefill(batch, [50] * 8, device)

@@ -19,19 +19,14 @@ from tests.support.triton_kda import (
     tensors_of,
 )
 
-SEPARATE = replace(PINNED, whole_heads_max=0)
-"""Decode in two kernels, as large batches are."""
 
-
-def decode_forms() -> dict[str, Shapes]:
-    """Every way that a decode step may be launched: in one kernel, in two, and with each switch turned."""
+def _switched() -> Shapes:
     values: dict[str, Any] = {field.name: getattr(PINNED, field.name) for field in fields(PINNED)}
-    turned: dict[str, Any] = {name: {name: not value} for name, value in values.items() if isinstance(value, bool)}
-    return {
-        "one kernel": replace(PINNED, whole_heads_max=1 << 30),
-        "two kernels": SEPARATE,
-        **{f"{name} turned": replace(SEPARATE, **change) for name, change in turned.items()},
-    }
+    return replace(PINNED, **{name: not value for name, value in values.items() if isinstance(value, bool)})
+
+
+SWITCHED = _switched()
+"""The pinned shapes with every switch turned: how kernels follow each other must not show."""
 
 
 @dataclass(frozen=True)
