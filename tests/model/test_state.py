@@ -68,12 +68,12 @@ def test_memory_is_poisoned_at_allocation_and_reset_gives_the_empty_state(layout
     tensors = StateTensors.allocate(layout, slots=2, pages=2)
     assert tensors.S.isnan().all()
     assert tensors.pages.isnan().all()
-    assert (tensors.open_g == POISON_INT32).all()
+    assert (tensors.kda_layers[0].opened["g"] == POISON_INT32).all()
     tensors.reset_slot(1)
     for name in ("S", "conv_ring", "conv_grid"):
         assert (getattr(tensors, name)[:, 1] == 0).all()
         assert getattr(tensors, name)[:, 0].isnan().all()
-    assert tensors.open_k[:, 1].isnan().all()
+    assert tensors.kda_layers[0].opened["k"][1].isnan().all()
     assert tensors.norm_rows.isnan().all()
 
 

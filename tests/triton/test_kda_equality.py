@@ -3,6 +3,7 @@
 import math
 from dataclasses import replace
 from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ import torch
 from tests.support.kernels import GATES, same_bytes
 
 
-def open_rows_equal(a: object, b: object, slot: int, rows: int) -> bool:
+def open_rows_equal(a: Any, b: Any, slot: int, rows: int) -> bool:
     """Whether the first `rows` rows of a slot's open tile agree, and G and r after them."""
     for name, x in vars(a.opened).items():
         y = getattr(b.opened, name)
