@@ -89,7 +89,7 @@ def kda_panels(rows: list[Row]) -> list[Panel]:
         "floor of reading and writing S": points(rows, case, "floor of any recurrent kernel", _of("value")),
         "floor": points(rows, case, DECODE, _of("floor")),
     }
-    panels.append(Panel("Decode of one token a session, 96 heads, fp32 pool", "sessions", "µs a layer", lines))
+    panels.append(Panel("Decode, 96 heads, fp32 pool", "sessions", "µs a layer", lines))
     return panels
 
 

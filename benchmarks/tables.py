@@ -1,0 +1,65 @@
+"""Write the table of docs/performance.md from benchmarks/results/kernels.jsonl: `python -m benchmarks.tables`."""
+
+from pathlib import Path
+from typing import Any, Final
+
+from benchmarks.record import RESULTS
+
+Row = dict[str, Any]
+PAGE: Final = Path(__file__).parents[1] / "docs" / "performance.md"
+BEGIN: Final = "<!-- table: python -m benchmarks.tables -->"
+END: Final = "<!-- end -->"
+HEAD: Final = "| case | what | ours | p10-p90 | peer | its time / ours | floor | target | predicted |"
+
+
+def _number(value: float | None, unit: str = "") -> str:
+    if value is None:
+        return ""
+    text = f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+    return f"{text} {unit}".strip()
+
+
+def line(row: Row) -> str:
+    """One row in Markdown; a target that was missed is bold."""
+    value, unit = row["value"], row["unit"]
+    if unit == "equal":
+        bits = "equal" if value == 1.0 else "**unequal**"
+        return f"| {row['case']} | {row['metric']} | {bits} | | | | | | |"
+    unit = "" if unit == "error" else unit
+    spread = f"{_number(row['p10'])}-{_number(row['p90'])}" if "p10" in row and "p90" in row else ""
+    peer = f"{row['peer']} {_number(row['peer_value'], unit)}" if row["peer_value"] else ""
+    ratio = f"{row['peer_value'] / value:.2f}" if row["peer_value"] else ""
+    floor = f"{_number(row['floor'])} ({row['floor'] / value:.0%})" if row["floor"] else ""
+    target = _number(row["target"])
+    if row["target"] is not None and value > row["target"]:
+        target = f"**{target}**"
+    cells = [row["case"], row["metric"], _number(value, unit), spread, peer, ratio, floor, target]
+    return f"| {' | '.join([*cells, row.get('predicted', '')])} |".replace("  ", " ")
+
+
+def table(rows: list[Row]) -> str:
+    """All rows, with the machine above them."""
+    note = f"{rows[0]['machine']}, commit `{rows[0]['commit']}`, {rows[0]['date']}."
+    rule = "|" + " --- |" * HEAD.strip("|").count(" | ") + " --- |"
+    return "\n".join([note, "", HEAD, rule, *map(line, rows)])
+
+
+def filled(page: str, rows: list[Row]) -> str:
+    """The page with the table between its marks. Raises ValueError when the marks are not there once."""
+    before, begin, rest = page.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not begin or not end or BEGIN in after:
+        raise ValueError(f"the page needs {BEGIN} and {END}, once and in this order")
+    return f"{before}{begin}\n{table(rows)}\n{end}{after}"
+
+
+def main() -> None:
+    """Rewrites docs/performance.md in place."""
+    from benchmarks.plots import read
+
+    page = PAGE.read_text(encoding="utf-8")
+    PAGE.write_text(filled(page, read(RESULTS / "kernels.jsonl")), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
