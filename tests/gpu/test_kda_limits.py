@@ -30,8 +30,8 @@ from tests.support.triton_kda import (
 )
 
 HEADS = 4
-O_RMSE, S_RMSE = 5e-3, 4e-3
-"""Products of bf16 values that sum in fp32; measured: 4.4e-3 and 3.6e-3."""
+O_RMSE, S_RMSE = 5e-3, 5e-3
+"""What products of bf16 values cost. S varies with the gates: 3.3e-3 where they are bounded, up to 4.2e-3 where not."""
 FAR = (1 << 20) // 16 * 16
 GATE = pytest.mark.parametrize("gate", GATES)
 

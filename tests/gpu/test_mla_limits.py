@@ -50,7 +50,8 @@ def contexts(heads: int, device: torch.device) -> tuple[Tensor, list[Context]]:
         pages = -(-length // PAGE_TOKENS)
         table, ids = ids[-pages:], ids[:-pages]
         latents = torch.randn((length, WIDTH), device=device).bfloat16()
-        mla.write_latents(latents, pool[:, 1], mla.plan([table], [0, length], [0], device, heads))
+        # Without heads: rows to be written alone, no attention of a million rows is planned.
+        mla.write_latents(latents, pool[:, 1], mla.plan([table], [0, length], [0], device))
         rows = min(length, 20)
         made.append(Context(latents, table, (torch.randn((rows, heads, WIDTH), device=device) * 2).bfloat16()))
     return pool, made[::-1]
