@@ -29,7 +29,7 @@ DENIED = {
 ONLY_IN = {
     "bmm": {"kernels/matmul/naive.py"},
     "sum": {"kernels/norm/naive.py", "kernels/sampler/naive.py", "kernels/sampler/triton.py", "kernels/mla/work.py"},
-    "cumsum": {"kernels/kda/tile.py", "kernels/sampler/naive.py", "kernels/mla/work.py"},
+    "cumsum": {"kernels/kda/tile.py", "kernels/sampler/naive.py", "kernels/mla/work.py", "kernels/staging/pieces.py"},
     "@": {"kernels/kda/naive.py"},
 }
 """Fine where the shape is fixed, the row contiguous, or the numbers are integers; `@` in the fp64 definition of KDA."""
@@ -40,8 +40,8 @@ def violations(source: str, path: str) -> Iterator[str]:
         match node:
             case ast.Call(func=ast.Attribute(value=ast.Name(id="math"))):
                 continue
-            case ast.Call(func=ast.Attribute(value=ast.Name(id="tl"))):
-                continue  # Triton: a program's own block, of a shape that the width alone decides
+            case ast.Call(func=ast.Attribute(value=ast.Name(id="tl" | "gl"))):
+                continue  # Triton and Gluon: a program's own block, of a shape that the width alone decides
             case ast.Call(func=ast.Attribute(attr=name)) if name in DENIED or name.removesuffix("_") in DENIED:
                 yield f"{path}:{node.lineno}: .{name}()"
             case ast.Call(func=ast.Attribute(attr=("bmm" | "sum" | "cumsum") as name)) if path not in ONLY_IN[name]:

@@ -43,38 +43,11 @@ def step_conv(x, weight, ring, grid, slot, position, channel, channels):
 
 @triton.jit
 def step_kernel(
-    facts,
-    x,
-    z,
-    b,
-    weight,
-    A_log,
-    dt_bias,
-    ring,
-    grid,
-    left_open,
-    right_open,
-    v_open,
-    beta_open,
-    total_open,
-    reference_open,
-    query_out,
-    keys_out,
-    inverse_out,
-    outputs_out,
-    rest_out,
-    decay_out,
-    x_stride,
-    z_stride,
-    b_stride,
-    lower_bound,
-    scale,
-    H: tl.constexpr,
-    BOUNDED: tl.constexpr,
-    TWO_REFERENCES: tl.constexpr,
-    KEYS: tl.constexpr,
+    facts, x, z, b, weight, A_log, dt_bias, ring, grid, left_open, right_open, v_open, beta_open, total_open,
+    reference_open, query_out, keys_out, inverse_out, outputs_out, rest_out, decay_out, x_stride, z_stride, b_stride,
+    lower_bound, scale, H: tl.constexpr, BOUNDED: tl.constexpr, TWO_REFERENCES: tl.constexpr, KEYS: tl.constexpr,
     EARLY: tl.constexpr,
-):
+):  # fmt: skip
     """Grid (H, N), one warp. facts [N, 2] int32: slot, position; x [N, 3 H 128], z [N, H 128],
     b [N, H].
 
@@ -141,21 +114,9 @@ def step_kernel(
 
 @triton.jit
 def read_kernel(
-    facts,
-    query_in,
-    keys_in,
-    v_open,
-    inverse_in,
-    outputs_in,
-    rest_in,
-    decay_in,
-    S,
-    o,
-    H: tl.constexpr,
-    BV: tl.constexpr,
-    OF_SLOTS: tl.constexpr,
-    EARLY: tl.constexpr,
-):
+    facts, query_in, keys_in, v_open, inverse_in, outputs_in, rest_in, decay_in, S, o, H: tl.constexpr,
+    BV: tl.constexpr, OF_SLOTS: tl.constexpr, EARLY: tl.constexpr,
+):  # fmt: skip
     """Grid (128 / BV, H, N), after step_kernel. o [N, H, 128]; zeros for slots below 0, which touch
     nothing else.
 

@@ -91,22 +91,15 @@ def prefill(
     def workspace(count: int, *shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
         return torch.empty((count, heads, *shape), dtype=dtype, device=x.device)
 
-    opened, v = state.opened, workspace(rows, HEAD_SIZE)
+    opened, v, gate = state.opened, workspace(rows, HEAD_SIZE), _gate(weights)
+    wide, square = (TILE_TOKENS, HEAD_SIZE), (TILE_TOKENS, TILE_TOKENS)
     factors = (
-        workspace(tiles, 2 * TILE_TOKENS, HEAD_SIZE),
-        workspace(tiles, TILE_TOKENS, HEAD_SIZE),
-        workspace(tiles, TILE_TOKENS, TILE_TOKENS),
-        workspace(tiles, TILE_TOKENS, TILE_TOKENS),
+        *(workspace(tiles, *shape) for shape in ((2 * TILE_TOKENS, HEAD_SIZE), wide, square, square)),
         workspace(tiles, HEAD_SIZE, dtype=torch.float32),
     )
-    gate = _gate(weights)
     references = workspace(tiles if gate["TWO_REFERENCES"] else 0, HEAD_SIZE, dtype=torch.int32)
-    kept = (
-        workspace(sequences, TILE_TOKENS, HEAD_SIZE),
-        workspace(sequences, HEAD_SIZE, dtype=torch.int32),
-        workspace(sequences, HEAD_SIZE, dtype=torch.int32),
-    )
-
+    sums = (workspace(sequences, HEAD_SIZE, dtype=torch.int32) for _ in range(2))
+    kept = (workspace(sequences, *wide), *sums)
     if tiles:
         values_kernel[(tiles, heads)](
             *(plan.tiles, plan.sequences, x, weights.conv, state.conv_ring, v, x.stride(0)),

@@ -30,6 +30,14 @@ def load_before(x, ring, row, slot, position, back, start, x_stride, channel, ch
 
 
 @triton.jit
+def load_history(x, ring, row, slot, position, start, x_stride, channel, channels):
+    """Conv inputs three, two and one tokens before a position."""
+    third = load_before(x, ring, row, slot, position, 3, start, x_stride, channel, channels)
+    second = load_before(x, ring, row, slot, position, 2, start, x_stride, channel, channels)
+    return third, second, load_before(x, ring, row, slot, position, 1, start, x_stride, channel, channels)
+
+
+@triton.jit
 def tile_of(tiles, sequences, tile):
     """(sequence, slot, start, first position, first and last + 1 place that is new, row of place 0) of a tile."""
     n = tl.load(tiles + tile * 2).to(tl.int64)
@@ -49,9 +57,7 @@ def values_kernel(tiles, sequences, x, weight, ring, v_out, x_stride, H: tl.cons
     channel = H * 256 + head * 128 + key
     taps = load_taps(weight, channel, H * 384)
     row, position = first_row + begin, origin + begin
-    v3 = load_before(x, ring, row, slot, position, 3, start, x_stride, channel, H * 384)
-    v2 = load_before(x, ring, row, slot, position, 2, start, x_stride, channel, H * 384)
-    v1 = load_before(x, ring, row, slot, position, 1, start, x_stride, channel, H * 384)
+    v3, v2, v1 = load_history(x, ring, row, slot, position, start, x_stride, channel, H * 384)
     following = tl.load(x + row * x_stride + channel)
     for i in tl.range(begin, stop, loop_unroll_factor=2):
         v0 = following.to(tl.float32)
@@ -74,41 +80,33 @@ def open_rows(left_open, right_open, kq, rest, slot, head, begin, place, H: tl.c
 
 
 @triton.jit
+def clear_absent(kq, begin, stop):
+    """Zeros for k+ and q+ of places that have no row, and for q+ of rows that came before."""
+    place, key = tl.arange(0, 16)[:, None], tl.arange(0, 128)[None, :]
+    pair, zero = kq + pair_row(place) * 128 + key, tl.zeros((16, 128), tl.bfloat16)
+    absent = (place >= stop) & (key >= 0)
+    tl.store(pair, zero, mask=absent)
+    tl.store(pair + 128, zero, mask=absent | (place < begin))
+
+
+@triton.jit
+def unreference_pairs(kq, reference):
+    """k+ and q+ in place of a tile's left factors and queries."""
+    key = tl.arange(0, 128)[None, :]
+    for first in tl.static_range(0, 16, 4):
+        some = (first + tl.arange(0, 4))[:, None]
+        pair = kq + pair_row(some) * 128 + key
+        tl.store(pair, unreferenced(tl.load(pair), reference[None, :], some))
+        tl.store(pair + 128, unreferenced(tl.load(pair + 128), reference[None, :], some))
+
+
+@triton.jit
 def prepare_kernel(
-    tiles,
-    sequences,
-    x,
-    z,
-    b,
-    weight,
-    A_log,
-    dt_bias,
-    ring,
-    left_open,
-    right_open,
-    beta_open,
-    total_open,
-    reference_open,
-    kq_out,
-    rest_out,
-    inverse_out,
-    outputs_out,
-    decay_out,
-    reference_out,
-    left_kept,
-    total_kept,
-    reference_kept,
-    x_stride,
-    z_stride,
-    b_stride,
-    lower_bound,
-    scale,
-    H: tl.constexpr,
-    BOUNDED: tl.constexpr,
-    TWO_REFERENCES: tl.constexpr,
-    UNROLL: tl.constexpr,
-    KEYS: tl.constexpr,
-):
+    tiles, sequences, x, z, b, weight, A_log, dt_bias, ring, left_open, right_open, beta_open, total_open,
+    reference_open, kq_out, rest_out, inverse_out, outputs_out, decay_out, reference_out, left_kept, total_kept,
+    reference_kept, x_stride, z_stride, b_stride, lower_bound, scale, H: tl.constexpr, BOUNDED: tl.constexpr,
+    TWO_REFERENCES: tl.constexpr, UNROLL: tl.constexpr, KEYS: tl.constexpr,
+):  # fmt: skip
     """Grid (tiles, H), one warp. x [R, 3 H 128] conv inputs (q, k, v), z [R, H 128] raw gates, b [R, H]; tiles
     [tiles, 2] int32: sequence, row of a checkpoint or -1 (recur.py); sequences [N, 5] int32: slot, first row, start,
     end, first tile.
@@ -132,12 +130,8 @@ def prepare_kernel(
     q_taps = load_taps(weight, channel, H * 384)
     k_taps = load_taps(weight, H * 128 + channel, H * 384)
     row, position = first_row + begin, origin + begin
-    q3 = load_before(x, ring, row, slot, position, 3, start, x_stride, channel, H * 384)
-    q2 = load_before(x, ring, row, slot, position, 2, start, x_stride, channel, H * 384)
-    q1 = load_before(x, ring, row, slot, position, 1, start, x_stride, channel, H * 384)
-    k3 = load_before(x, ring, row, slot, position, 3, start, x_stride, H * 128 + channel, H * 384)
-    k2 = load_before(x, ring, row, slot, position, 2, start, x_stride, H * 128 + channel, H * 384)
-    k1 = load_before(x, ring, row, slot, position, 1, start, x_stride, H * 128 + channel, H * 384)
+    q3, q2, q1 = load_history(x, ring, row, slot, position, start, x_stride, channel, H * 384)
+    k3, k2, k1 = load_history(x, ring, row, slot, position, start, x_stride, H * 128 + channel, H * 384)
     # Two rows ahead, so that they are on their way while this one is computed.
     near = load_row(x, z, row, x_stride, z_stride, channel, begin < stop, H)
     far = load_row(x, z, row + 1, x_stride, z_stride, channel, begin + 1 < stop, H)
@@ -155,10 +149,7 @@ def prepare_kernel(
         q3, q2, q1, k3, k2, k1 = q2, q1, q0, k2, k1, k0
     pairs = pair_row(place) * 128
     if stop - begin < 16:
-        zero = tl.zeros((16, 128), tl.bfloat16)
-        absent = (place >= stop)[:, None] & (key >= 0)[None, :]
-        tl.store(kq + pairs[:, None] + key[None, :], zero, mask=absent)
-        tl.store(kq + pairs[:, None] + 128 + key[None, :], zero, mask=absent | (place < begin)[:, None])
+        clear_absent(kq, begin, stop)
     if TWO_REFERENCES:
         tl.store(reference_out + at * 128 + key, reference)
     tl.debug_barrier()
@@ -179,10 +170,6 @@ def prepare_kernel(
         tl.store(left_kept + (n * H + head) * 2048 + rows, tl.load(kq + pairs[:, None] + key[None, :]))
     if TWO_REFERENCES:
         tl.debug_barrier()
-        for first in tl.static_range(0, 16, 4):
-            some = (first + tl.arange(0, 4))[:, None]
-            pair = kq + pair_row(some) * 128 + key[None, :]
-            tl.store(pair, unreferenced(tl.load(pair), reference[None, :], some))
-            tl.store(pair + 128, unreferenced(tl.load(pair + 128), reference[None, :], some))
+        unreference_pairs(kq, reference)
     if stop == 16:
         close_tile(rest, 128, rest, decay_out + at * 128, total, reference, TWO_REFERENCES)

@@ -44,36 +44,10 @@ def keep_rows(new, kept, left_out, right_out, at, rows, H: tl.constexpr):
 
 @triton.jit
 def recur_kernel(
-    tiles,
-    sequences,
-    x,
-    b,
-    v_new,
-    kq_in,
-    rest_in,
-    inverse_in,
-    outputs_in,
-    decay_in,
-    left_kept,
-    total_kept,
-    reference_kept,
-    S,
-    checkpoints,
-    o,
-    ring,
-    grid,
-    left_open,
-    right_open,
-    v_open,
-    beta_open,
-    total_open,
-    reference_open,
-    x_stride,
-    b_stride,
-    H: tl.constexpr,
-    BV: tl.constexpr,
-    STAGES: tl.constexpr,
-):
+    tiles, sequences, x, b, v_new, kq_in, rest_in, inverse_in, outputs_in, decay_in, left_kept, total_kept,
+    reference_kept, S, checkpoints, o, ring, grid, left_open, right_open, v_open, beta_open, total_open,
+    reference_open, x_stride, b_stride, H: tl.constexpr, BV: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
     """Grid (128 / BV, H, N). Writes o [R, H, 128] of the new rows, S [slots, H, 128, 128] if a tile closed, and what
     the slot keeps of its end: the open tile's factors and the conv tails.
 

@@ -85,9 +85,7 @@ def score_group(
     narrow: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 16, 16])
     row = gl.arange(0, 64, gl.SliceLayout(1, layout))
     narrow_row = gl.arange(0, 64, gl.SliceLayout(1, narrow))
-    step = 0
-    turn = 0
-    item_first = gl.program_id(0)
+    step, turn, item_first = 0, 0, gl.program_id(0)
     load_queries(q_wide, q_thin, gl.load(records + item_first * 8), queries, q_rope, q_full, item_first < items)
     for item in range(item_first, items, gl.num_programs(0)):
         record = records + item * 8
