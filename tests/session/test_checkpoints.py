@@ -51,10 +51,8 @@ async def test_the_cadence_is_kept_by_prefill_and_decode_alike(node: Running) ->
 
 
 async def test_an_interval_off_the_grid_gives_the_grid_points_below(node: Running) -> None:
-    node.engine.step_pause = 0.05
     name = await node.session("s", policy=CheckpointPolicy(50))
-    await node.append(name, PROMPT * 2)
-    await node.idle(name)
+    await filled(node, name, PROMPT * 2, 50)
     assert await grids(node, name) == await written(node, [48, 96, 144])
 
 

@@ -115,11 +115,9 @@ def prepare_kernel(
     transposed, all bf16, 2^G_15 [128] fp32, and with two references r. A tile that stays open has its right factors in
     place of k 2^(G_15 - G), and at n * H + head its left ones [16, 128], its G and its r.
     """
-    tile, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    tile, head, key, place = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.arange(0, 128), tl.arange(0, 16)
     n, slot, start, origin, begin, stop, first_row = tile_of(tiles, sequences, tile)
-    key, place = tl.arange(0, 128), tl.arange(0, 16)
-    channel = head * 128 + key
-    at = tile * H + head
+    channel, at = head * 128 + key, tile * H + head
     kq, rest = kq_out + at * 4096, rest_out + at * 2048
     total, reference = tl.zeros((128,), tl.int32), tl.zeros((128,), tl.int32)
     if begin > 0:
@@ -163,8 +161,8 @@ def prepare_kernel(
     square = at * 256 + place[:, None] * 16 + place[None, :]
     tl.store(inverse_out + square, inverse)
     tl.store(outputs_out + square, outputs)
-    rows = place[:, None] * 128 + key[None, :]
     if stop < 16:
+        rows = place[:, None] * 128 + key[None, :]
         tl.store(total_kept + (n * H + head) * 128 + key, total)
         tl.store(reference_kept + (n * H + head) * 128 + key, reference)
         tl.store(left_kept + (n * H + head) * 2048 + rows, tl.load(kq + pairs[:, None] + key[None, :]))
