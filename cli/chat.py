@@ -5,7 +5,7 @@ import asyncio
 import contextlib
 import signal
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 
 from forkpoint.cli.generate import stream_text
 from forkpoint.cli.names import short
@@ -50,10 +50,13 @@ async def _chat(client: Client, arguments: argparse.Namespace) -> int:
     return 0
 
 
-async def _terminal_lines() -> AsyncIterator[str]:
+async def _terminal_lines() -> AsyncGenerator[str, None]:
     """Lines as they are typed, until an empty one or Ctrl-D. Waiting does not block, so that Ctrl-C ends it."""
     loop, reader = asyncio.get_running_loop(), asyncio.StreamReader()
     transport, _ = await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
+    # While the loop handles any signal itself, every signal wakes it. Else a Ctrl-C in the instant before it waits
+    # would be seen with the next key only.
+    loop.add_signal_handler(signal.SIGWINCH, lambda: None)
     try:
         while True:
             print(PROMPT, end="", file=sys.stderr, flush=True)
@@ -62,6 +65,7 @@ async def _terminal_lines() -> AsyncIterator[str]:
                 return
             yield line
     finally:
+        loop.remove_signal_handler(signal.SIGWINCH)
         transport.close()
 
 

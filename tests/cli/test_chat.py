@@ -1,5 +1,6 @@
 """`forkpoint chat` on a terminal."""
 
+import asyncio
 import os
 import pty
 import select
@@ -10,6 +11,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from forkpoint.cli import chat
 from tests.cli.conftest import Cli
 
 
@@ -49,25 +51,25 @@ class Terminal:
 
 @pytest.fixture
 def terminal(cli: Cli) -> Iterator[Terminal]:
-    chat = Terminal(cli, "talk/terminal", "--max-tokens", "0", "--temperature", "1.5", "--seed", "1")
-    yield chat
-    chat.close()
+    started = Terminal(cli, "talk/terminal", "--max-tokens", "0", "--temperature", "1.5", "--seed", "1")
+    yield started
+    started.close()
 
 
 def test_a_chat_on_a_terminal_takes_turns_and_ends_with_an_empty_line(cli: Cli) -> None:
-    chat = Terminal(cli, "talk/turns", "--max-tokens", "16")
+    started = Terminal(cli, "talk/turns", "--max-tokens", "16")
     try:
-        chat.wait_for("> ")
-        chat.type("memo kola = abc123\n")
-        chat.wait_for("ok")
-        chat.wait_for("> ")
-        chat.type("recall kola\n")
-        chat.wait_for("abc123")
-        chat.wait_for("> ")
-        chat.type("\n")
-        assert chat.process.wait(30) == 0
+        started.wait_for("> ")
+        started.type("memo kola = abc123\n")
+        started.wait_for("ok")
+        started.wait_for("> ")
+        started.type("recall kola\n")
+        started.wait_for("abc123")
+        started.wait_for("> ")
+        started.type("\n")
+        assert started.process.wait(30) == 0
     finally:
-        chat.close()
+        started.close()
 
 
 def test_ctrl_c_ends_the_models_turn_and_at_the_prompt_the_chat(terminal: Terminal) -> None:
@@ -84,3 +86,20 @@ def test_ctrl_c_ends_the_models_turn_and_at_the_prompt_the_chat(terminal: Termin
     terminal.wait_for("> ")
     terminal.process.send_signal(signal.SIGINT)
     assert terminal.process.wait(30) == 130
+
+
+async def test_a_signal_wakes_the_chat_whenever_it_comes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a wakeup descriptor, one that comes just before the loop waits is seen with the next key only."""
+    reading, writing = os.pipe()
+    with os.fdopen(reading) as stdin, os.fdopen(writing, "w") as keys:
+        monkeypatch.setattr(sys, "stdin", stdin)
+        lines = chat._terminal_lines()
+        first = asyncio.ensure_future(anext(lines))
+        await asyncio.sleep(0.05)
+        wakeup = signal.set_wakeup_fd(-1)
+        signal.set_wakeup_fd(wakeup)
+        assert wakeup != -1
+        keys.write("hello\n")
+        keys.flush()
+        assert await first == "hello"
+        await lines.aclose()
