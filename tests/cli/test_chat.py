@@ -94,12 +94,17 @@ async def test_a_signal_wakes_the_chat_whenever_it_comes(monkeypatch: pytest.Mon
     with os.fdopen(reading) as stdin, os.fdopen(writing, "w") as keys:
         monkeypatch.setattr(sys, "stdin", stdin)
         lines = chat._terminal_lines()
-        first = asyncio.ensure_future(anext(lines))
-        await asyncio.sleep(0.05)
-        wakeup = signal.set_wakeup_fd(-1)
-        signal.set_wakeup_fd(wakeup)
-        assert wakeup != -1
-        keys.write("hello\n")
-        keys.flush()
-        assert await first == "hello"
+
+        async def wakeup_then_line() -> int:
+            await asyncio.sleep(0.05)
+            wakeup = signal.set_wakeup_fd(-1)
+            signal.set_wakeup_fd(wakeup)
+            keys.write("hello\n")
+            keys.flush()
+            return wakeup
+
+        async with asyncio.TaskGroup() as group:
+            wakeup = group.create_task(wakeup_then_line())
+            assert await anext(lines) == "hello"
+        assert wakeup.result() != -1
         await lines.aclose()
