@@ -12,26 +12,12 @@ from forkpoint.kernels.kda.triton import launch as kda
 from forkpoint.kernels.kda.triton.plan import PrefillPlan, decode_facts, prefill_plan
 from forkpoint.kernels.mla.triton import launch as mla
 from forkpoint.kernels.mla.work import MlaPlan
+from forkpoint.kernels.tables import one_copy
 from forkpoint.model.rows import RowBatch
 from forkpoint.model.state import StateTensors
 
 RESIDUAL_DTYPE: Final = torch.float32
 """Of the residual stream; docs/adr/0009 has what bf16 would cost."""
-ALIGNMENT: Final = 32
-"""int32 values: each part of the one copy begins at a multiple of 128 bytes, so that kernels see one alignment."""
-
-
-def one_copy(parts: list[Tensor], device: torch.device) -> list[Tensor]:
-    """int32 tensors on the host to views of one tensor on the device."""
-    places, end = [], 0
-    for part in parts:
-        places.append(end)
-        end += -(-part.numel() // ALIGNMENT) * ALIGNMENT
-    joined = torch.zeros(end, dtype=torch.int32)
-    for part, place in zip(parts, places, strict=True):
-        joined[place : place + part.numel()] = part.flatten()
-    there = joined.to(device)
-    return [there[place : place + part.numel()].view(part.shape) for part, place in zip(parts, places, strict=True)]
 
 
 def decode_first(batch: RowBatch) -> tuple[RowBatch, list[int] | None]:

@@ -16,6 +16,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
+from forkpoint.kernels.tables import one_copy
 from forkpoint.limits import PAGE_TOKENS
 
 TIERS: Final = ((4096, 1024), (None, 2048))
@@ -26,8 +27,6 @@ RECORD: Final = 8
 """int32 values of an item: row of q (heads counted) that its block begins with, number of that row in its sequence,
 position of the sequence's first row, and behind its last row, position of the item's first key, pages, place in
 `tables` of the first page, slot of its partial results."""
-ALIGNMENT: Final = 32
-"""int32 values: parts of the one copy begin at multiples of 128 bytes, so that kernels see one alignment."""
 
 
 @dataclass(frozen=True)
@@ -158,7 +157,7 @@ class MlaPlan:
         key = (heads, rows, items_max)
         if key not in self._works:
             hosted, largest = _works(self.facts, self.tiers, *key)
-            self._works[key] = Works(_paired(_to_device(hosted, self.device)), largest)
+            self._works[key] = Works(_paired(one_copy(hosted, self.device)), largest)
         return self._works[key]
 
 
@@ -178,19 +177,6 @@ def _works(
 
 def _paired(parts: list[Tensor]) -> tuple[Work, ...]:
     return tuple(Work(records, blocks) for records, blocks in zip(parts[::2], parts[1::2], strict=True))
-
-
-def _to_device(parts: list[Tensor], device: torch.device) -> list[Tensor]:
-    """All parts as int32 on the device, in one copy."""
-    starts, end = [], 0
-    for part in parts:
-        starts.append(end)
-        end += -(-part.numel() // ALIGNMENT) * ALIGNMENT
-    joined = torch.zeros(end, dtype=torch.int32)
-    for part, start in zip(parts, starts, strict=True):
-        joined[start : start + part.numel()] = part.flatten()
-    there = joined.to(device)
-    return [there[a : a + part.numel()].view(part.shape) for part, a in zip(parts, starts, strict=True)]
 
 
 def plan(
@@ -223,7 +209,7 @@ def plan(
         hosted, largest = _works(facts, tiers, *key)
         spans.append((key, len(hosted), largest))
         parts += hosted
-    there = _to_device(parts, torch.device(device))
+    there = one_copy(parts, torch.device(device))
     made = MlaPlan(torch.device(device), facts, there[0], there[1], tiers)
     rest = there[2:]
     for key, count, largest in spans:
