@@ -19,7 +19,7 @@ from forkpoint.model.tiny.data import make_document
 from forkpoint.server.engine.batch import Sample, Work
 from forkpoint.server.engine.open import open_engine
 from forkpoint.server.engine.runner import TorchEngine
-from forkpoint.statestore.base import AppendTokens, BeginGeneration, ForkSessions, StepCommit
+from forkpoint.statestore.calls import AppendTokens, BeginGeneration, ForkSessions, StepCommit
 from forkpoint.statestore.codec import decode, digest_of, encode
 from forkpoint.statestore.open import open_blobs, open_catalog
 from forkpoint.statestore.records import (

@@ -19,7 +19,8 @@ from forkpoint.server.rpc.server import RpcServer
 from forkpoint.server.session.node import Node
 from forkpoint.server.session.options import NodeOptions
 from forkpoint.server.session.ports import TextCodec
-from forkpoint.statestore.base import BlobStore, Catalog
+from forkpoint.statestore.base import Catalog
+from forkpoint.statestore.blobs import BlobStore
 from forkpoint.statestore.checkpoint import CheckpointStore
 from forkpoint.statestore.open import open_blobs, open_catalog
 from forkpoint.statestore.records import Durability, StoreMarker

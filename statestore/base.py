@@ -1,24 +1,30 @@
-"""The store's two ports: Catalog (small, transactional) and BlobStore (large, immutable).
+"""The catalog's port: small, transactional. Its larger calls' values are in statestore/calls.py, the blob port in
+statestore/blobs.py.
 
 Backends are dumb: retry, limits, metrics and fault injection wrap these ports. Every method may raise
 StoreUnavailableError (the store can't be reached or refuses writes) and, where it writes, StoreFullError; then
 nothing of the call took effect, or (the answer was lost) all of it did, and the request id tells which.
 """
 
-from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass
-from enum import Enum
+from collections.abc import Sequence
 from typing import Protocol
 
 from forkpoint.ids import SessionName
+from forkpoint.statestore.calls import (
+    AppendOutcome,
+    AppendTokens,
+    BeginGeneration,
+    BeginOutcome,
+    ForkOutcome,
+    ForkSessions,
+    StepCommit,
+    StepOutcome,
+)
 from forkpoint.statestore.records import (
     CheckpointPolicy,
     CheckpointRow,
     Durability,
-    FinishReason,
-    GenerationParams,
     GenerationRow,
-    Kind,
     LogSlice,
     ManifestRow,
     NewSession,
@@ -29,121 +35,6 @@ from forkpoint.statestore.records import (
     StoreMarker,
     WorkflowRow,
 )
-
-
-@dataclass(frozen=True, slots=True)
-class PastGeneration:
-    """A generation that ran and ended elsewhere: an import records it over the tokens that it comes with."""
-
-    generation: str
-    params: GenerationParams
-    finish: FinishReason
-    request_id: str = ""
-    """As its row tells it; no answer is stored under it."""
-    input_start: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class AppendTokens:
-    """One append. `expected_*` are checked on first execution only; None means not checked. `logprobs`: () or one for
-    each token; `past`: the tokens are this generation's, which never was open here."""
-
-    session: SessionName
-    epoch: int
-    token_ids: tuple[int, ...]
-    kind: Kind = Kind.PROMPT
-    expected_position: int | None = None
-    expected_head_hash: bytes | None = None
-    request: RequestKey | None = None
-    logprobs: tuple[float | None, ...] = ()
-    past: PastGeneration | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class AppendOutcome:
-    """Positions [start, head) hold the append's tokens. `replayed`: this is the stored result of an earlier call."""
-
-    start: int
-    head: int
-    head_hash: bytes
-    epoch: int
-    replayed: bool
-
-
-@dataclass(frozen=True, slots=True)
-class BeginGeneration:
-    """Append `token_ids` (may be empty) and open a generation at the new head, in one transaction."""
-
-    session: SessionName
-    epoch: int
-    generation: str
-    params: GenerationParams
-    token_ids: tuple[int, ...] = ()
-    expected_position: int | None = None
-    expected_head_hash: bytes | None = None
-    request: RequestKey | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class BeginOutcome:
-    """The open (or, replayed, perhaps finished) generation."""
-
-    row: GenerationRow
-    head: int
-    head_hash: bytes
-    epoch: int
-    replayed: bool
-
-
-@dataclass(frozen=True, slots=True)
-class StepCommit:
-    """What one engine step adds to one session. `start` must be the head; `finish` ends the generation behind it."""
-
-    session: SessionName
-    epoch: int
-    start: int
-    token_ids: tuple[int, ...]
-    generation: str
-    logprobs: tuple[float | None, ...] = ()
-    finish: FinishReason | None = None
-
-
-class StepStatus(Enum):
-    """What became of one session's part of a step."""
-
-    COMMITTED = "COMMITTED"
-    STALE_EPOCH = "STALE_EPOCH"
-    CONFLICT = "CONFLICT"
-    """The head is not `start`, or the generation is not open."""
-
-
-@dataclass(frozen=True, slots=True)
-class StepOutcome:
-    """Result of one StepCommit; head and hash are the session's after the step, whatever the status."""
-
-    status: StepStatus
-    head: int
-    head_hash: bytes
-    epoch: int
-
-
-@dataclass(frozen=True, slots=True)
-class ForkSessions:
-    """N children of `parent` at `position` (None: its head)."""
-
-    parent: SessionName
-    position: int | None
-    children: tuple[NewSession, ...]
-    request: RequestKey | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class ForkOutcome:
-    """The children, in the order asked for; of an earlier call when `replayed`."""
-
-    children: tuple[SessionRow, ...]
-    position: int
-    replayed: bool
 
 
 class Catalog(Protocol):
@@ -357,43 +248,4 @@ class Catalog(Protocol):
 
     async def list_manifests(self) -> list[ManifestRow]:
         """All manifests of the store (for check)."""
-        ...
-
-
-class BlobStore(Protocol):
-    """Immutable bytes under the BLAKE3 digest of their *raw* content. Values here are frames (statestore/codec.py):
-    a backend neither opens nor checks them. Digests are lower-case hex, 64 characters."""
-
-    @property
-    def broken(self) -> str | None:
-        """As Catalog.broken."""
-        ...
-
-    async def put(self, digest: str, frame: bytes) -> bool:
-        """Store and make durable; False when the digest was there already (the stored frame stays). Atomic: a reader
-        sees the whole frame or nothing. Cancellation may leave the blob or not, never half of it."""
-        ...
-
-    async def get(self, digest: str) -> bytes:
-        """The frame. Raises BlobMissingError."""
-        ...
-
-    async def has(self, digest: str) -> bool:
-        """Whether a frame is there, and durably so: a manifest may name it. Says nothing about damage."""
-        ...
-
-    async def replace(self, digest: str, frame: bytes) -> None:
-        """As put, over whatever is there: how a damaged blob is healed."""
-        ...
-
-    async def delete(self, digest: str) -> None:
-        """Idempotent."""
-        ...
-
-    def digests(self) -> AsyncIterator[str]:
-        """All digests, in no order; what is put or deleted meanwhile may or may not appear."""
-        ...
-
-    async def close(self) -> None:
-        """Idempotent."""
         ...

@@ -14,7 +14,8 @@ from forkpoint.errors import (
 )
 from forkpoint.ids import SessionName
 from forkpoint.limits import TILE_TOKENS
-from forkpoint.statestore.base import BlobStore, Catalog
+from forkpoint.statestore.base import Catalog
+from forkpoint.statestore.blobs import BlobStore
 from forkpoint.statestore.chain import HashChain, root_hash
 from forkpoint.statestore.checkpoint import fetch_ahead
 from forkpoint.statestore.findings import Finding, Severity

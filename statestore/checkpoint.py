@@ -13,7 +13,8 @@ from typing import Final
 from forkpoint.errors import BlobDamagedError, BlobError, BlobMissingError
 from forkpoint.ids import SessionName
 from forkpoint.parts import PartSpec
-from forkpoint.statestore.base import BlobStore, Catalog
+from forkpoint.statestore.base import Catalog
+from forkpoint.statestore.blobs import BlobStore
 from forkpoint.statestore.codec import decode, digest_of, encode
 from forkpoint.statestore.manifest import (
     Manifest,

@@ -5,7 +5,8 @@ from urllib.parse import unquote, urlsplit
 
 from forkpoint.clock import Clock
 from forkpoint.errors import ConfigError
-from forkpoint.statestore.base import BlobStore, Catalog
+from forkpoint.statestore.base import Catalog
+from forkpoint.statestore.blobs import BlobStore
 from forkpoint.statestore.file.blobs import FileBlobs
 from forkpoint.statestore.memory.blobs import MemoryBlobs
 from forkpoint.statestore.memory.catalog import MemoryCatalog

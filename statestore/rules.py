@@ -11,7 +11,7 @@ from forkpoint.errors import (
 )
 from forkpoint.ids import SessionName
 from forkpoint.limits import TILE_TOKENS
-from forkpoint.statestore.base import ForkSessions
+from forkpoint.statestore.calls import ForkSessions
 from forkpoint.statestore.records import CheckpointRow, StoreMarker
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from forkpoint.ids import SessionName
-from forkpoint.statestore.base import AppendOutcome
+from forkpoint.statestore.calls import AppendOutcome
 from forkpoint.statestore.records import (
     CheckpointPolicy,
     CheckpointRow,

@@ -13,7 +13,7 @@ from forkpoint.server.session.lifecycle import Lifecycle
 from forkpoint.server.session.live import LiveSession
 from forkpoint.server.session.logread import read_all, read_slices
 from forkpoint.server.session.views import Views
-from forkpoint.statestore.base import AppendTokens, PastGeneration
+from forkpoint.statestore.calls import AppendTokens, PastGeneration
 from forkpoint.statestore.chain import HashChain
 from forkpoint.statestore.records import FinishReason, GenerationRow, Kind, LogSlice, RequestKey, StoreMarker
 

@@ -22,7 +22,7 @@ from forkpoint.server.session.seeds import child_seed, random_seed
 from forkpoint.server.session.usage import UsageCounter
 from forkpoint.server.session.views import Views
 from forkpoint.server.session.writers import REPLAY_EPOCH
-from forkpoint.statestore.base import ForkOutcome, ForkSessions
+from forkpoint.statestore.calls import ForkOutcome, ForkSessions
 from forkpoint.statestore.records import (
     CheckpointPolicy,
     FinishReason,

@@ -24,7 +24,7 @@ from forkpoint.server.session.evict import Residents
 from forkpoint.server.session.live import LiveSession, Place
 from forkpoint.server.session.quarantine import Quarantine
 from forkpoint.server.session.settle import Settler
-from forkpoint.statestore.base import StepCommit
+from forkpoint.statestore.calls import StepCommit
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)

@@ -8,7 +8,7 @@ from forkpoint.server.session.core import NodeCore
 from forkpoint.server.session.live import LiveSession, LogTail
 from forkpoint.server.session.logread import read_all
 from forkpoint.server.session.owner import Owners
-from forkpoint.statestore.base import StepCommit, StepOutcome, StepStatus
+from forkpoint.statestore.calls import StepCommit, StepOutcome, StepStatus
 from forkpoint.statestore.records import FinishReason, Kind, SessionRow, SessionState
 
 log = logging.getLogger(__name__)

@@ -13,7 +13,7 @@ from forkpoint.server.session.inputs import check_durability, check_generate, ch
 from forkpoint.server.session.live import LiveSession, Place
 from forkpoint.server.session.stream import GenerationStream
 from forkpoint.server.session.usage import UsageCounter
-from forkpoint.statestore.base import AppendTokens, BeginGeneration
+from forkpoint.statestore.calls import AppendTokens, BeginGeneration
 from forkpoint.statestore.records import (
     FinishReason,
     GenerationParams,

@@ -12,7 +12,7 @@ from forkpoint.errors import (
 )
 from forkpoint.ids import SessionName
 from forkpoint.limits import TILE_TOKENS
-from forkpoint.statestore.base import (
+from forkpoint.statestore.calls import (
     AppendOutcome,
     AppendTokens,
     BeginGeneration,

@@ -9,7 +9,7 @@ import apsw
 from forkpoint.clock import Clock, SystemClock
 from forkpoint.errors import StoreUnavailableError
 from forkpoint.ids import SessionName
-from forkpoint.statestore.base import (
+from forkpoint.statestore.calls import (
     AppendOutcome,
     AppendTokens,
     BeginGeneration,

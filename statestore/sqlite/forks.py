@@ -2,7 +2,7 @@
 
 from forkpoint.errors import SessionBusyError
 from forkpoint.ids import SessionName
-from forkpoint.statestore.base import ForkOutcome, ForkSessions
+from forkpoint.statestore.calls import ForkOutcome, ForkSessions
 from forkpoint.statestore.records import RequestKey, SessionRow
 from forkpoint.statestore.rowjson import session_from_value, session_to_value
 from forkpoint.statestore.rules import check_children, check_epoch, check_position

@@ -4,7 +4,7 @@ from typing import Any, Final
 
 from forkpoint.errors import AlreadyExistsError, EmptySessionError, NotFoundError
 from forkpoint.ids import SessionName
-from forkpoint.statestore.base import AppendOutcome, AppendTokens, BeginGeneration, BeginOutcome
+from forkpoint.statestore.calls import AppendOutcome, AppendTokens, BeginGeneration, BeginOutcome
 from forkpoint.statestore.records import FinishReason, GenerationParams, GenerationRow, Kind
 from forkpoint.statestore.rowjson import params_from_json, params_to_json
 from forkpoint.statestore.sqlite import log, requests, sessions

@@ -6,7 +6,7 @@ from typing import Any, Final
 from forkpoint.errors import LogCorruptError, SessionBusyError
 from forkpoint.ids import SessionName
 from forkpoint.limits import TILE_TOKENS
-from forkpoint.statestore.base import StepCommit, StepOutcome, StepStatus
+from forkpoint.statestore.calls import StepCommit, StepOutcome, StepStatus
 from forkpoint.statestore.chain import HashChain
 from forkpoint.statestore.logrecord import (
     RECORD_TOKENS_MAX,

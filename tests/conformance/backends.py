@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from forkpoint.clock import Clock
-from forkpoint.statestore.base import BlobStore, Catalog
+from forkpoint.statestore.base import Catalog
+from forkpoint.statestore.blobs import BlobStore
 from forkpoint.statestore.file.blobs import FileBlobs
 from forkpoint.statestore.memory.blobs import MemoryBlobs
 from forkpoint.statestore.memory.catalog import MemoryCatalog

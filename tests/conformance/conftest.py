@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from forkpoint.statestore.base import BlobStore, Catalog
+from forkpoint.statestore.base import Catalog
+from forkpoint.statestore.blobs import BlobStore
 from tests.conformance.backends import Backend, backends
 from tests.support.store import MARKER, ManualClock
 

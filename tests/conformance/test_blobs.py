@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from forkpoint.errors import BlobMissingError, StoreUnavailableError
-from forkpoint.statestore.base import BlobStore
+from forkpoint.statestore.blobs import BlobStore
 from forkpoint.statestore.codec import digest_of, encode
 
 DIGESTS = [digest_of(bytes([index])) for index in range(20)]

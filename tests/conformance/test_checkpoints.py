@@ -12,7 +12,8 @@ from forkpoint.errors import (
     PreconditionError,
     StaleEpochError,
 )
-from forkpoint.statestore.base import AppendTokens, Catalog, ForkSessions
+from forkpoint.statestore.base import Catalog
+from forkpoint.statestore.calls import AppendTokens, ForkSessions
 from forkpoint.statestore.chain import grid_hashes, root_hash
 from forkpoint.statestore.records import CheckpointRow
 from tests.support.store import MARKER, name, new, owned

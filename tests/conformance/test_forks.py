@@ -10,7 +10,8 @@ from forkpoint.errors import (
     NotFoundError,
     PositionBeyondHeadError,
 )
-from forkpoint.statestore.base import AppendTokens, Catalog, ForkSessions
+from forkpoint.statestore.base import Catalog
+from forkpoint.statestore.calls import AppendTokens, ForkSessions
 from forkpoint.statestore.chain import HashChain
 from forkpoint.statestore.check import check
 from forkpoint.statestore.memory.blobs import MemoryBlobs

@@ -5,14 +5,8 @@ from dataclasses import replace
 import pytest
 
 from forkpoint.errors import AlreadyExistsError, EmptySessionError, NotFoundError
-from forkpoint.statestore.base import (
-    AppendTokens,
-    BeginGeneration,
-    Catalog,
-    ForkSessions,
-    PastGeneration,
-    StepCommit,
-)
+from forkpoint.statestore.base import Catalog
+from forkpoint.statestore.calls import AppendTokens, BeginGeneration, ForkSessions, PastGeneration, StepCommit
 from forkpoint.statestore.records import FinishReason, GenerationParams, Kind, SamplingParams
 from tests.support.store import PARAMS, name, new, owned, request
 

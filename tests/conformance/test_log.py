@@ -12,7 +12,8 @@ from forkpoint.errors import (
     SessionBusyError,
     StaleEpochError,
 )
-from forkpoint.statestore.base import AppendTokens, BeginGeneration, Catalog, StepCommit, StepStatus
+from forkpoint.statestore.base import Catalog
+from forkpoint.statestore.calls import AppendTokens, BeginGeneration, StepCommit, StepStatus
 from forkpoint.statestore.chain import HashChain
 from forkpoint.statestore.records import FinishReason, Kind
 from tests.support.store import MARKER, PARAMS, name, owned

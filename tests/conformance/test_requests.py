@@ -7,7 +7,8 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from forkpoint.errors import PositionConflictError, RequestIdReusedError
-from forkpoint.statestore.base import AppendTokens, BeginGeneration, Catalog, ForkSessions, StepCommit
+from forkpoint.statestore.base import Catalog
+from forkpoint.statestore.calls import AppendTokens, BeginGeneration, ForkSessions, StepCommit
 from forkpoint.statestore.records import CheckpointRow, FinishReason, RequestKey, SessionState, WorkflowRow
 from tests.support.store import DAY_US, PARAMS, ManualClock, name, new, owned, request
 

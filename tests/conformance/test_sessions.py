@@ -9,7 +9,8 @@ from forkpoint.errors import (
     PreconditionError,
     StaleEpochError,
 )
-from forkpoint.statestore.base import AppendTokens, BeginGeneration, Catalog, ForkSessions, StepCommit, StepStatus
+from forkpoint.statestore.base import Catalog
+from forkpoint.statestore.calls import AppendTokens, BeginGeneration, ForkSessions, StepCommit, StepStatus
 from forkpoint.statestore.chain import root_hash
 from forkpoint.statestore.records import CheckpointPolicy, FinishReason, SessionState, WorkflowRow
 from tests.support.store import MARKER, PARAMS, POLICY, name, new, owned, request

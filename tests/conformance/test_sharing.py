@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from forkpoint.errors import PositionConflictError, StaleEpochError
-from forkpoint.statestore.base import AppendTokens, BeginGeneration, Catalog, ForkSessions, StepCommit, StepStatus
+from forkpoint.statestore.base import Catalog
+from forkpoint.statestore.calls import AppendTokens, BeginGeneration, ForkSessions, StepCommit, StepStatus
 from tests.conformance.backends import Backend
 from tests.conformance.conftest import OpenCatalog
 from tests.support.store import MARKER, PARAMS, ManualClock, name, new, owned, request

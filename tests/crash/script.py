@@ -8,7 +8,7 @@ from functools import partial
 
 from forkpoint.ids import SessionName
 from forkpoint.parts import PartSpec
-from forkpoint.statestore.base import AppendTokens, BeginGeneration, ForkSessions, StepCommit
+from forkpoint.statestore.calls import AppendTokens, BeginGeneration, ForkSessions, StepCommit
 from forkpoint.statestore.chain import grid_hashes, root_hash
 from forkpoint.statestore.checkpoint import CheckpointStore
 from forkpoint.statestore.records import FinishReason, NodeRow, SessionState, WorkflowRow

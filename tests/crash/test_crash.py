@@ -8,7 +8,7 @@ from typing import cast
 
 import pytest
 
-from forkpoint.statestore.base import BlobStore
+from forkpoint.statestore.blobs import BlobStore
 from forkpoint.statestore.check import Severity, check
 from forkpoint.statestore.checkpoint import CheckpointStore
 from forkpoint.statestore.file.blobs import FileBlobs

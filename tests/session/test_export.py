@@ -20,7 +20,7 @@ from forkpoint.errors import (
 from forkpoint.ids import SessionName
 from forkpoint.server.engine.batch import Sample
 from forkpoint.server.session.api import CreateSession, GenerateCall, Input, Usage
-from forkpoint.statestore.base import AppendOutcome, AppendTokens
+from forkpoint.statestore.calls import AppendOutcome, AppendTokens
 from forkpoint.statestore.records import CheckpointPolicy, LogSlice
 from tests.support.hash_engine import HashEngine, continuation
 from tests.support.session_site import FAST, Running, Site, key, until

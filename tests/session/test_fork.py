@@ -17,7 +17,7 @@ from forkpoint.ids import SessionName
 from forkpoint.server.engine.batch import Sample
 from forkpoint.server.session.api import CreateSession, ForkCall, GenerateCall
 from forkpoint.server.session.seeds import child_seed, derive_seed
-from forkpoint.statestore.base import AppendTokens
+from forkpoint.statestore.calls import AppendTokens
 from forkpoint.statestore.records import CheckpointPolicy, FinishReason, LogSlice
 from tests.support.hash_engine import HashEngine, continuation
 from tests.support.session_site import Running, Site, background, key, until

@@ -5,7 +5,7 @@ import pytest
 from forkpoint.errors import ContextFullError
 from forkpoint.server.engine.batch import Sample
 from forkpoint.server.session.api import GenerateCall, Input
-from forkpoint.statestore.base import StepCommit
+from forkpoint.statestore.calls import StepCommit
 from forkpoint.statestore.records import FinishReason
 from tests.support.hash_engine import HashEngine, continuation
 from tests.support.session_site import FAST, Running, Site, key, until

@@ -11,7 +11,7 @@ from forkpoint.errors import NodeDrainingError, SessionRelocatingError, StoreUna
 from forkpoint.server.engine.batch import Sample
 from forkpoint.server.session import lease
 from forkpoint.server.session.api import AppendCall, GenerateCall, Input
-from forkpoint.statestore.base import StepCommit
+from forkpoint.statestore.calls import StepCommit
 from forkpoint.statestore.records import SessionState
 from tests.support.hash_engine import HashEngine, continuation
 from tests.support.session_site import FAST, Running, Site, background, key, until

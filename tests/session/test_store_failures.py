@@ -18,7 +18,7 @@ from forkpoint.errors import (
 from forkpoint.ids import SessionName
 from forkpoint.server.engine.batch import Sample
 from forkpoint.server.session.api import CreateSession, ForkCall, GenerateCall
-from forkpoint.statestore.base import StepCommit, StepStatus
+from forkpoint.statestore.calls import StepCommit, StepStatus
 from forkpoint.statestore.records import FinishReason
 from tests.support.hash_engine import continuation
 from tests.support.session_site import Read, Running, Site, key, until

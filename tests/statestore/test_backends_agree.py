@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from forkpoint.errors import ForkpointError
-from forkpoint.statestore.base import AppendTokens, BeginGeneration, Catalog, ForkSessions, StepCommit
+from forkpoint.statestore.base import Catalog
+from forkpoint.statestore.calls import AppendTokens, BeginGeneration, ForkSessions, StepCommit
 from forkpoint.statestore.chain import grid_hashes, root_hash
 from forkpoint.statestore.check import check
 from forkpoint.statestore.memory.blobs import MemoryBlobs

@@ -18,7 +18,8 @@ from forkpoint.errors import (
 )
 from forkpoint.parts import PartSpec
 from forkpoint.proto.forkpoint.store.v1 import manifest_pb2
-from forkpoint.statestore.base import AppendTokens, BlobStore
+from forkpoint.statestore.blobs import BlobStore
+from forkpoint.statestore.calls import AppendTokens
 from forkpoint.statestore.chain import grid_hashes, root_hash
 from forkpoint.statestore.check import Finding, Severity, check
 from forkpoint.statestore.checkpoint import CheckpointStore, SavedCheckpoint

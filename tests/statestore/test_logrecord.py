@@ -3,7 +3,7 @@
 import pytest
 
 from forkpoint.errors import LogCorruptError
-from forkpoint.statestore.base import AppendTokens, BeginGeneration, StepCommit
+from forkpoint.statestore.calls import AppendTokens, BeginGeneration, StepCommit
 from forkpoint.statestore.chain import HashChain
 from forkpoint.statestore.logrecord import LogRecord, decode_record, encode_record, write_records
 from forkpoint.statestore.memory.catalog import MemoryCatalog

@@ -18,7 +18,7 @@ from forkpoint.errors import (
     StoreFullError,
     StoreUnavailableError,
 )
-from forkpoint.statestore.base import AppendTokens, BeginGeneration, ForkSessions, StepCommit
+from forkpoint.statestore.calls import AppendTokens, BeginGeneration, ForkSessions, StepCommit
 from forkpoint.statestore.check import check
 from forkpoint.statestore.memory.blobs import MemoryBlobs
 from forkpoint.statestore.sqlite import connection
@@ -245,7 +245,7 @@ async def test_several_processes_share_a_file_and_lose_nothing(tmp_path: Path) -
     script = (
         "import asyncio, sys\n"
         "from pathlib import Path\n"
-        "from forkpoint.statestore.base import AppendTokens\n"
+        "from forkpoint.statestore.calls import AppendTokens\n"
         "from forkpoint.statestore.sqlite import connection\n"
         "from forkpoint.statestore.sqlite.catalog import SqliteCatalog\n"
         "from tests.support.store import MARKER, name\n"

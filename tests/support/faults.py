@@ -11,7 +11,8 @@ from typing import Any, cast
 import apsw
 
 from forkpoint.errors import BlobMissingError
-from forkpoint.statestore.base import BlobStore, Catalog
+from forkpoint.statestore.base import Catalog
+from forkpoint.statestore.blobs import BlobStore
 from forkpoint.statestore.file.ops import SystemFileOps
 
 _NUMBERS = itertools.count()

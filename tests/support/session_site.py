@@ -23,7 +23,8 @@ from forkpoint.server.session.api import (
 )
 from forkpoint.server.session.node import Node
 from forkpoint.server.session.options import NodeOptions
-from forkpoint.statestore.base import BlobStore, Catalog
+from forkpoint.statestore.base import Catalog
+from forkpoint.statestore.blobs import BlobStore
 from forkpoint.statestore.checkpoint import CheckpointStore
 from forkpoint.statestore.file.blobs import FileBlobs
 from forkpoint.statestore.memory.blobs import MemoryBlobs
