@@ -68,7 +68,7 @@ class Node:
     """Implements SessionNode. `catalog` is open; `marker` is what it was opened with.
 
     `lease_catalog` makes a second, unopened catalog on the same store for the lease keeper's own thread; None: renewals
-    go through `catalog` on the node's loop.
+    go through `catalog` on the node's loop. `presence`: how the lease is kept.
     """
 
     def __init__(
@@ -81,6 +81,7 @@ class Node:
         marker: StoreMarker,
         clock: Clock | None = None,
         lease_catalog: Callable[[], Catalog] | None = None,
+        presence: type[Presence] = Presence,
     ) -> None:
         clock = clock or SystemClock()
         thread = EngineThread(engine)
@@ -104,7 +105,7 @@ class Node:
         self._checkpoints = CheckpointCalls(claims, self._loop, checkpointer)
         self._porter = Porter(claims, self._lifecycle, self._views)
         self._recovery = Recovery(claims, watch, self._lifecycle)
-        self._presence = Presence(core, lease_catalog)
+        self._presence = presence(core, lease_catalog)
         self._shutdown = Shutdown(core, self._loop, residents, checkpointer, images, self._presence)
 
     @property

@@ -99,9 +99,13 @@ class Presence:
         numerics = core.engine.facts.numerics_id
         node = NodeRow(core.incarnation, options.node, options.address, numerics, lock_path=lock_path)
         await core.catalog.register_node(node)
-        renew, close = self._renewal(node)
-        self._keeper = LeaseKeeper(renew, options.lease_renew_seconds, close)
+        self._keeper = self.make_keeper(node)
         self._keeper.start()
+
+    def make_keeper(self, row: NodeRow) -> LeaseKeeper:
+        """Renews the lease of `row` from a thread of its own; a simulation, which has no threads, makes another."""
+        renew, close = self._renewal(row)
+        return LeaseKeeper(renew, self._core.options.lease_renew_seconds, close)
 
     async def end(self) -> None:
         """The incarnation ended well: row and lock file go."""
