@@ -5,43 +5,54 @@ name of a lock file that the writing process holds, so that whoever opens the st
 and leave those of the living.
 """
 
-import asyncio
 import contextlib
 import errno
+import itertools
 import re
 import secrets
 from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Final, ParamSpec, TypeVar
 
 from forkpoint.errors import BlobMissingError, StoreFullError, StoreUnavailableError
+from forkpoint.statestore.blobs import Buffer
 from forkpoint.statestore.file.ops import FileOps, SystemFileOps, make_folders
+from forkpoint.statestore.records import Durability
+from forkpoint.statestore.threads import run_in
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
 DIGEST: Final = re.compile(r"[0-9a-f]{64}\Z")
-IO_MAX: Final = 4
-"""Operations at once: enough to keep a disk busy, few enough to leave the process's other threads their turn."""
+IO_MAX: Final = 8
+"""Operations at once, each in a thread of the store's own: file systems write one journal entry for syncs that meet."""
 DURABLE_NAMES_MAX: Final = 65_536
 """Names known to be synced: 64 checkpoints of a thousand parts, about 10 MB."""
 _FULL: Final = (errno.ENOSPC, errno.EDQUOT)
+_PASSING: Final = (*_FULL, errno.EROFS, errno.EACCES, errno.EPERM, errno.EMFILE, errno.ENFILE, errno.ENOENT)
+"""Why a temporary could not be written, without anything that was written being in doubt: it works again once the
+cause is gone."""
 
 
 class FileBlobs:
-    """See forkpoint.statestore.base.BlobStore. After a failed sync the store is served no more until it is opened
-    again: the kernel may have dropped what it could not write, and a second sync would hide that."""
+    """See forkpoint.statestore.blobs.BlobStore. After a failed sync the store is served no more until it is made
+    again: the kernel may have dropped what it could not write, and a second sync would hide that.
 
-    def __init__(self, root: Path, ops: FileOps | None = None) -> None:
+    `survives_node`: the folder lies on a file system that other machines mount too.
+    """
+
+    def __init__(self, root: Path, ops: FileOps | None = None, survives_node: bool = False) -> None:
         self._root = root
         self._ops = ops or SystemFileOps()
-        self._io = asyncio.Semaphore(IO_MAX)
+        self._survives_node = survives_node
+        self._threads = ThreadPoolExecutor(IO_MAX, "forkpoint-blobs")
         self._closed = False
         self._broken: str | None = None
         self._durable_folders: set[Path] = set()
         self._durable: dict[str, None] = {}
         self._token = ""
-        self._count = 0
+        self._numbers = itertools.count(1)
         self._lock: int | None = None
         self._guard(self._prepare)
 
@@ -50,8 +61,19 @@ class FileBlobs:
     def broken(self) -> str | None:
         return self._broken
 
-    async def put(self, digest: str, frame: bytes) -> bool:
-        return await self._run(self._put, self._path(digest), frame, False)
+    @property
+    def durability(self) -> Durability:
+        return Durability.LOCAL_FSYNC
+
+    @property
+    def survives_node(self) -> bool:
+        return self._survives_node
+
+    async def open(self) -> None:
+        await self._run(lambda: None)
+
+    async def put(self, digest: str, *pieces: Buffer) -> bool:
+        return await self._run(self._put, self._path(digest), pieces, False)
 
     async def get(self, digest: str) -> bytes:
         return await self._run(self._read, self._path(digest))
@@ -59,8 +81,8 @@ class FileBlobs:
     async def has(self, digest: str) -> bool:
         return await self._run(self._has, self._path(digest))
 
-    async def replace(self, digest: str, frame: bytes) -> None:
-        await self._run(self._put, self._path(digest), frame, True)
+    async def replace(self, digest: str, *pieces: Buffer) -> None:
+        await self._run(self._put, self._path(digest), pieces, True)
 
     async def delete(self, digest: str) -> None:
         await self._run(self._delete, self._path(digest))
@@ -76,6 +98,7 @@ class FileBlobs:
         if self._closed:
             return
         self._closed = True
+        self._threads.shutdown(wait=False)
         if self._lock is not None:
             with contextlib.suppress(OSError):
                 self._ops.unlink(self._root / "tmp" / f"{self._token}.lock")
@@ -86,8 +109,7 @@ class FileBlobs:
     async def _run(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         if self._closed:
             raise StoreUnavailableError(str(self._root), "it is closed")
-        async with self._io:
-            return await asyncio.to_thread(lambda: self._guard(work, *args, **kwargs))
+        return await run_in(self._threads, lambda: self._guard(work, *args, **kwargs))
 
     def _guard(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run `work`, with the disk's failures in our words."""
@@ -138,16 +160,17 @@ class FileBlobs:
         except FileNotFoundError as error:
             raise BlobMissingError(path.name) from error
 
-    def _put(self, path: Path, frame: bytes, overwrite: bool) -> bool:
+    def _put(self, path: Path, pieces: tuple[Buffer, ...], overwrite: bool) -> bool:
         if not overwrite and self._has(path):
             return False
-        self._count += 1
-        temporary = self._root / "tmp" / f"{self._token}.{self._count}-{path.name[:8]}"
+        temporary = self._root / "tmp" / f"{self._token}.{next(self._numbers)}-{path.name[:8]}"
         try:
             self._make_durable_folder(path.parent)
-            self._write(temporary, frame)
+            self._write(temporary, pieces)
             self._ops.rename(temporary, path)
-        except OSError:
+        except OSError as error:
+            if error.errno == errno.ENOENT:
+                self._forget()
             with contextlib.suppress(OSError):
                 self._ops.unlink(temporary)
             raise
@@ -155,11 +178,16 @@ class FileBlobs:
         self._remember(path.name)
         return True
 
-    def _write(self, temporary: Path, frame: bytes) -> None:
+    def _forget(self) -> None:
+        """A folder that was known to be there is gone: believe nothing."""
+        self._durable_folders.clear()
+        self._durable.clear()
+
+    def _write(self, temporary: Path, pieces: tuple[Buffer, ...]) -> None:
         try:
-            self._ops.write_synced(temporary, frame)
+            self._ops.write_synced(temporary, pieces)
         except OSError as error:
-            if error.errno not in _FULL:
+            if error.errno not in _PASSING:
                 self._broken = f"writing {temporary.name} failed: {error}"
             raise
 

@@ -2,8 +2,14 @@
 
 import fcntl
 import os
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Final, Protocol
+
+from forkpoint.statestore.blobs import Buffer
+
+IOV_MAX: Final = 1024
+"""Buffers that one writev takes, on Linux."""
 
 
 class FileOps(Protocol):
@@ -13,8 +19,8 @@ class FileOps(Protocol):
         """Create a folder; fine when it is there. Its parent must exist."""
         ...
 
-    def write_synced(self, path: Path, data: bytes) -> None:
-        """Create or overwrite a file and sync its content (not its name)."""
+    def write_synced(self, path: Path, pieces: Sequence[Buffer]) -> None:
+        """Create or overwrite a file with `pieces`, one after the other, and sync its content (not its name)."""
         ...
 
     def rename(self, source: Path, target: Path) -> None:
@@ -56,12 +62,16 @@ class SystemFileOps:
     def make_folder(self, path: Path) -> None:
         path.mkdir(exist_ok=True, mode=0o700)
 
-    def write_synced(self, path: Path, data: bytes) -> None:
+    def write_synced(self, path: Path, pieces: Sequence[Buffer]) -> None:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         try:
-            view = memoryview(data)
-            while view:
-                view = view[os.write(descriptor, view) :]
+            left = [memoryview(piece) for piece in pieces if len(piece)]
+            while left:
+                written = os.writev(descriptor, left[:IOV_MAX])
+                while left and written >= len(left[0]):
+                    written -= len(left.pop(0))
+                if written:
+                    left[0] = left[0][written:]
             os.fdatasync(descriptor)
         finally:
             os.close(descriptor)

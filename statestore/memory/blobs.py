@@ -3,10 +3,12 @@
 from collections.abc import AsyncIterator
 
 from forkpoint.errors import BlobMissingError, StoreUnavailableError
+from forkpoint.statestore.blobs import Buffer, joined
+from forkpoint.statestore.records import Durability
 
 
 class MemoryBlobs:
-    """See forkpoint.statestore.base.BlobStore. Nothing outlives the process."""
+    """See forkpoint.statestore.blobs.BlobStore. Nothing outlives the process."""
 
     def __init__(self) -> None:
         self._frames: dict[str, bytes] = {}
@@ -16,11 +18,22 @@ class MemoryBlobs:
     def broken(self) -> str | None:
         return None
 
-    async def put(self, digest: str, frame: bytes) -> bool:
+    @property
+    def durability(self) -> Durability:
+        return Durability.MEMORY
+
+    @property
+    def survives_node(self) -> bool:
+        return False
+
+    async def open(self) -> None:
+        self._open()
+
+    async def put(self, digest: str, *pieces: Buffer) -> bool:
         frames = self._open()
         if digest in frames:
             return False
-        frames[digest] = bytes(frame)
+        frames[digest] = joined(pieces)
         return True
 
     async def get(self, digest: str) -> bytes:
@@ -32,8 +45,8 @@ class MemoryBlobs:
     async def has(self, digest: str) -> bool:
         return digest in self._open()
 
-    async def replace(self, digest: str, frame: bytes) -> None:
-        self._open()[digest] = bytes(frame)
+    async def replace(self, digest: str, *pieces: Buffer) -> None:
+        self._open()[digest] = joined(pieces)
 
     async def delete(self, digest: str) -> None:
         self._open().pop(digest, None)

@@ -2,10 +2,12 @@
 
 import itertools
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 
 import apsw
 
+from forkpoint.statestore.blobs import Buffer
 from forkpoint.statestore.file.ops import SystemFileOps
 from tests.crash.disk import Operation
 
@@ -108,8 +110,9 @@ class RecordingOps(SystemFileOps):
         super().make_folder(path)
         self._recording.file_at(str(path))
 
-    def write_synced(self, path: Path, data: bytes) -> None:
-        super().write_synced(path, data)
+    def write_synced(self, path: Path, pieces: Sequence[Buffer]) -> None:
+        super().write_synced(path, pieces)
+        data = b"".join(pieces)
         file = self._recording.file_at(str(path))
         half = len(data) // 2
         self._recording.note(Operation("write", file, 0, data[:half], file=file))
@@ -139,7 +142,8 @@ class OpsWithoutFolderSync(RecordingOps):
 class OpsWithoutContentSync(RecordingOps):
     """A mistake to be found: contents of blobs are never synced."""
 
-    def write_synced(self, path: Path, data: bytes) -> None:
-        SystemFileOps.write_synced(self, path, data)
+    def write_synced(self, path: Path, pieces: Sequence[Buffer]) -> None:
+        SystemFileOps.write_synced(self, path, pieces)
+        data = b"".join(pieces)
         file = self._recording.file_at(str(path))
         self._recording.note(Operation("write", file, 0, data, file=file))

@@ -3,7 +3,7 @@
 import errno
 import itertools
 import os
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, cast
@@ -12,8 +12,9 @@ import apsw
 
 from forkpoint.errors import BlobMissingError
 from forkpoint.statestore.base import Catalog
-from forkpoint.statestore.blobs import BlobStore
+from forkpoint.statestore.blobs import BlobStore, Buffer
 from forkpoint.statestore.file.ops import SystemFileOps
+from forkpoint.statestore.records import Durability
 
 _NUMBERS = itertools.count()
 
@@ -41,9 +42,20 @@ class FaultyBlobs:
         if method in self.errors:
             raise self.errors[method]
 
-    async def put(self, digest: str, frame: bytes) -> bool:
+    @property
+    def durability(self) -> Durability:
+        return self._inner.durability
+
+    @property
+    def survives_node(self) -> bool:
+        return self._inner.survives_node
+
+    async def open(self) -> None:
+        await self._inner.open()
+
+    async def put(self, digest: str, *pieces: Buffer) -> bool:
         self._enter("put")
-        return await self._inner.put(digest, frame)
+        return await self._inner.put(digest, *pieces)
 
     async def get(self, digest: str) -> bytes:
         self._enter("get")
@@ -56,11 +68,11 @@ class FaultyBlobs:
         self._enter("has")
         return digest not in self.hidden and await self._inner.has(digest)
 
-    async def replace(self, digest: str, frame: bytes) -> None:
+    async def replace(self, digest: str, *pieces: Buffer) -> None:
         self._enter("replace")
         self.damage.pop(digest, None)
         self.hidden.discard(digest)
-        await self._inner.replace(digest, frame)
+        await self._inner.replace(digest, *pieces)
 
     async def delete(self, digest: str) -> None:
         self._enter("delete")
@@ -153,11 +165,12 @@ class FaultyOps(SystemFileOps):
         self.sync_folder_errno = 0
         self.read_errno = 0
 
-    def write_synced(self, path: Path, data: bytes) -> None:
+    def write_synced(self, path: Path, pieces: Sequence[Buffer]) -> None:
         if self.write_errno:
+            data = b"".join(pieces)
             path.write_bytes(data[: len(data) // 2])
             raise OSError(self.write_errno, os.strerror(self.write_errno))
-        super().write_synced(path, data)
+        super().write_synced(path, pieces)
 
     def rename(self, source: Path, target: Path) -> None:
         if self.rename_errno:
