@@ -24,6 +24,15 @@ def advance(running: bytes, token: int) -> bytes:
     return blake2b(running + token.to_bytes(4, "little"), digest_size=32).digest()
 
 
+def sampled_after(running: bytes, latents: bytes, sample: Sample, alphabet: tuple[int, ...]) -> Sampled:
+    """The token that follows: a function of the running hash, all latents and the parameters."""
+    seen = blake2b(running + latents, digest_size=16).digest()
+    if sample.temperature > 0:
+        seen += repr((sample.temperature, sample.top_k, sample.top_p, sample.min_p, sample.seed)).encode()
+    value = int.from_bytes(blake2b(seen, digest_size=8).digest(), "little")
+    return Sampled(alphabet[value % len(alphabet)], -(value % 997) / 64 if sample.logprobs else None)
+
+
 @dataclass
 class HashState:
     """One sequence: running hash, hash at the grid, and one latent (8 bytes) a token."""
@@ -170,15 +179,7 @@ class HashEngine:
         if work.sample is None:
             return None
         assert state.can_sample, "no row to sample from"
-        return self._sample(state, work.sample)
-
-    def _sample(self, state: HashState, sample: Sample) -> Sampled:
-        seen = blake2b(state.running + b"".join(state.latents), digest_size=16).digest()
-        if sample.temperature > 0:
-            seen += repr((sample.temperature, sample.top_k, sample.top_p, sample.min_p, sample.seed)).encode()
-        value = int.from_bytes(blake2b(seen, digest_size=8).digest(), "little")
-        token = self.alphabet[value % len(self.alphabet)]
-        return Sampled(token, -(value % 997) / 64 if sample.logprobs else None)
+        return sampled_after(state.running, b"".join(state.latents), work.sample, self.alphabet)
 
     def _add(self, state: HashState) -> int:
         self._check_thread()
