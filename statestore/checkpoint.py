@@ -10,12 +10,14 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Final
 
-from forkpoint.errors import BlobDamagedError, BlobError, BlobMissingError
+from forkpoint.errors import BlobDamagedError, BlobError
 from forkpoint.ids import SessionName
 from forkpoint.parts import PartSpec
 from forkpoint.statestore.base import Catalog
-from forkpoint.statestore.blobs import BlobStore
-from forkpoint.statestore.codec import decode, digest_of, encode
+from forkpoint.statestore.blobs import BlobStore, Buffer, size_of
+from forkpoint.statestore.codec import digest_of, encode_pieces
+from forkpoint.statestore.fetch import fetch_ahead
+from forkpoint.statestore.gate import Gate
 from forkpoint.statestore.manifest import (
     Manifest,
     ManifestPart,
@@ -26,10 +28,14 @@ from forkpoint.statestore.manifest import (
     seal,
     unseal,
 )
+from forkpoint.statestore.planes import PLANE_ITEMS
 from forkpoint.statestore.records import CheckpointRow, RequestKey
+from forkpoint.statestore.threads import CODEC_THREADS, run_in
 
-PARALLEL_PARTS: Final = 4
-"""Parts encoded or fetched at once: bounds memory to a few parts beside the state itself."""
+SAVE_PARTS_MAX: Final = 16
+"""Parts being encoded and written at once, by all saves: enough for disks and networks to work on many together."""
+SAVE_BYTES_MAX: Final = 64 * 1024 * 1024
+"""Their raw bytes: what encoding adds to the memory of the states themselves is at most this."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +78,7 @@ class CheckpointStore:
     def __init__(self, catalog: Catalog, blobs: BlobStore) -> None:
         self._catalog = catalog
         self._blobs = blobs
+        self._gate = Gate(SAVE_PARTS_MAX, SAVE_BYTES_MAX)
         self._damaged: set[str] = set()
         """Blobs that a load found damaged: the next save of the same bytes heals them instead of sharing them."""
 
@@ -88,7 +95,7 @@ class CheckpointStore:
         model_digest: bytes,
         tokenizer_digest: bytes,
         layout: str,
-        parts: Sequence[tuple[PartSpec, bytes | memoryview]],
+        parts: Sequence[tuple[PartSpec, Buffer]],
         automatic: bool = False,
         request: RequestKey | None = None,
     ) -> SavedCheckpoint:
@@ -99,13 +106,7 @@ class CheckpointStore:
         """
         if not numerics_ids:
             raise ValueError("a checkpoint names at least the numerics id that wrote it")
-        gate = asyncio.Semaphore(PARALLEL_PARTS)
-        try:
-            async with asyncio.TaskGroup() as group:
-                tasks = [group.create_task(self._save_part(gate, spec, data)) for spec, data in parts]
-        except BaseExceptionGroup as failures:
-            raise _first(failures) from failures
-        saved = tuple(task.result() for task in tasks)
+        saved = await self._save_parts(parts)
         identity = StateIdentity(self._catalog.marker.namespace, model_digest, tokenizer_digest, layout)
         listed = tuple(ManifestPart(part.spec, part.digest) for part in saved)
         manifest = seal(Manifest(identity, tuple(numerics_ids), grid_position, chain_hash, listed))
@@ -130,27 +131,46 @@ class CheckpointStore:
                     return True
         return False
 
-    async def _save_part(self, gate: asyncio.Semaphore, spec: PartSpec, data: bytes | memoryview) -> SavedPart:
-        data = memoryview(data).cast("B")
-        if data.nbytes != spec.nbytes:
-            raise ValueError(f"part {spec.name} has {data.nbytes} bytes, its spec needs {spec.nbytes}")
-        async with gate:
-            digest = await asyncio.to_thread(digest_of, data)
-            if digest in self._damaged:
-                frame = await asyncio.to_thread(encode, data)
-                await self._blobs.replace(digest, frame)
-                self._damaged.discard(digest)
-                return SavedPart(spec, digest, False, len(frame))
-            if await self._blobs.has(digest):
-                return SavedPart(spec, digest, True, 0)
-            frame = await asyncio.to_thread(encode, data)
-            new = await self._blobs.put(digest, frame)
-            return SavedPart(spec, digest, not new, len(frame) if new else 0)
+    async def _save_parts(self, parts: Sequence[tuple[PartSpec, Buffer]]) -> tuple[SavedPart, ...]:
+        """All parts stored. Saves that run at once take turns by the part, so that a small state waits for no large
+        one."""
+        left = iter(enumerate(parts))
+        saved: dict[int, SavedPart] = {}
+
+        async def work() -> None:
+            for index, (spec, data) in left:
+                view = memoryview(data).cast("B")
+                if view.nbytes != spec.nbytes:
+                    raise ValueError(f"part {spec.name} has {view.nbytes} bytes, its spec needs {spec.nbytes}")
+                async with self._gate.hold(spec.nbytes):
+                    saved[index] = await self._save_part(spec, view)
+
+        try:
+            async with asyncio.TaskGroup() as group:
+                for _ in range(min(SAVE_PARTS_MAX, len(parts))):
+                    group.create_task(work())
+        except BaseExceptionGroup as failures:
+            raise _first(failures) from failures
+        return tuple(saved[index] for index in range(len(parts)))
+
+    async def _save_part(self, spec: PartSpec, data: memoryview) -> SavedPart:
+        digest = await run_in(CODEC_THREADS, lambda: digest_of(data))
+        damaged = digest in self._damaged
+        if not damaged and await self._blobs.has(digest):
+            return SavedPart(spec, digest, True, 0)
+        pieces = await run_in(CODEC_THREADS, lambda: encode_pieces(data, PLANE_ITEMS.get(spec.dtype, 1)))
+        if damaged:
+            await self._blobs.replace(digest, *pieces)
+            self._damaged.discard(digest)
+            return SavedPart(spec, digest, False, size_of(pieces))
+        new = await self._blobs.put(digest, *pieces)
+        return SavedPart(spec, digest, not new, size_of(pieces) if new else 0)
 
     async def load(
         self, manifest: bytes, expected: Sequence[PartSpec], identity: StateIdentity | None = None
-    ) -> AsyncGenerator[tuple[PartSpec, bytes], None]:
-        """The parts in the order of `expected`, each verified to the last bit; a few are fetched ahead.
+    ) -> AsyncGenerator[tuple[PartSpec, Buffer], None]:
+        """The parts in the order of `expected`, each verified to the last bit. While the caller works on one (copies it
+        to a device), the next ones are fetched.
 
         Before the first part the manifest is verified: StateIncompatibleError for another format version, part set,
         dtype or shape (and, when `identity` is given, another model, tokenizer, namespace or layout), BlobDamagedError
@@ -180,28 +200,9 @@ class CheckpointStore:
                 self._note(part, raw)
                 yield PartCheck(part.spec, part.digest, str(raw) if isinstance(raw, BlobError) else None)
 
-    def _note(self, part: ManifestPart, found: bytes | BlobError) -> None:
+    def _note(self, part: ManifestPart, found: Buffer | BlobError) -> None:
         if isinstance(found, BlobDamagedError):
             self._damaged.add(part.digest)
-
-
-async def fetch_ahead(
-    blobs: BlobStore, parts: Sequence[ManifestPart]
-) -> AsyncGenerator[tuple[ManifestPart, bytes | BlobError], None]:
-    """Every part with its raw bytes or what is wrong with its blob, in order, PARALLEL_PARTS at a time."""
-    for offset in range(0, len(parts), PARALLEL_PARTS):
-        batch = parts[offset : offset + PARALLEL_PARTS]
-        results = await asyncio.gather(*(_fetch(blobs, part) for part in batch))
-        for part, raw in zip(batch, results, strict=True):
-            yield part, raw
-
-
-async def _fetch(blobs: BlobStore, part: ManifestPart) -> bytes | BlobError:
-    try:
-        frame = await blobs.get(part.digest)
-        return await asyncio.to_thread(decode, part.digest, frame, part.spec.nbytes)
-    except (BlobMissingError, BlobDamagedError) as error:
-        return error
 
 
 def _first(failures: BaseExceptionGroup[BaseException]) -> BaseException:

@@ -1,11 +1,17 @@
 """Work in threads whose buffers belong to somebody else: it is over before its call ends."""
 
 import asyncio
+import os
 from collections.abc import Callable
-from concurrent.futures import Executor
-from typing import TypeVar
+from concurrent.futures import Executor, ThreadPoolExecutor
+from typing import Final, TypeVar
 
 T = TypeVar("T")
+
+CODEC_THREADS_MAX: Final = 8
+"""Hashing and compressing at a few GB/s; more would only take processors from the engine."""
+CODEC_THREADS: Final = ThreadPoolExecutor(min(CODEC_THREADS_MAX, len(os.sched_getaffinity(0))), "forkpoint-codec")
+"""The process's threads for hashing, compressing and their opposites; they begin with the first use."""
 
 
 async def run_in(threads: Executor, work: Callable[[], T]) -> T:

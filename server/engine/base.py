@@ -99,8 +99,8 @@ class Engine(Protocol):
         Raises NodeCapacityError."""
         ...
 
-    def load_part(self, sequence: int, spec: PartSpec, data: bytes) -> None:
-        """Fill one part. Raises StateIncompatibleError when `spec` is none of parts(grid_position) or sizes differ."""
+    def load_part(self, sequence: int, spec: PartSpec, data: bytes | bytearray | memoryview) -> None:
+        """Fill one part; `data` is not kept. Raises StateIncompatibleError when `spec` is none of parts(grid_position) or sizes differ."""
         ...
 
     def end_restore(self, sequence: int) -> None:

@@ -42,7 +42,7 @@ def is_finite(spec: PartSpec, data: bytes) -> bool:
     return bool(torch.isfinite(torch.frombuffer(bytearray(data), dtype=TORCH_DTYPES[spec.dtype])).all())
 
 
-def check_part(known: Mapping[str, PartSpec], spec: PartSpec, data: bytes) -> None:
+def check_part(known: Mapping[str, PartSpec], spec: PartSpec, data: bytes | bytearray | memoryview) -> None:
     """Raise StateIncompatibleError unless `spec` is one of the `known` parts and `data` has its size."""
     ours = known.get(spec.name)
     if ours != spec:
@@ -51,7 +51,7 @@ def check_part(known: Mapping[str, PartSpec], spec: PartSpec, data: bytes) -> No
         raise StateIncompatibleError(f"part {spec.name}", f"{len(data)} bytes", f"{spec.nbytes} bytes")
 
 
-def flip_a_sign(spec: PartSpec, data: bytes) -> bytes:
+def flip_a_sign(spec: PartSpec, data: bytes | bytearray | memoryview) -> bytes:
     """`data` with the sign bit of its value of largest magnitude flipped; unchanged when all values are zero."""
     damaged = bytearray(data)
     values = torch.frombuffer(damaged, dtype=TORCH_DTYPES[spec.dtype])

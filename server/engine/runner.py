@@ -131,7 +131,7 @@ class TorchEngine:
         sequence.rows_from, sequence.missing = grid_position, missing
         return sequence.handle
 
-    def load_part(self, sequence: int, spec: PartSpec, data: bytes) -> None:
+    def load_part(self, sequence: int, spec: PartSpec, data: bytes | bytearray | memoryview) -> None:
         """Fill one part. Raises StateIncompatibleError, ValueError for a sequence that is not being restored."""
         live = self._sequences[sequence]
         if live.missing is None:

@@ -13,6 +13,7 @@ from forkpoint.parts import PartSpec
 from forkpoint.server.session.core import NodeCore
 from forkpoint.server.session.live import LiveSession, Restored
 from forkpoint.server.session.logread import read_all
+from forkpoint.statestore.blobs import Buffer
 from forkpoint.statestore.chain import HashChain, grid_hashes, root_hash
 from forkpoint.statestore.manifest import Manifest, StateIdentity, manifest_of
 from forkpoint.statestore.records import LogSlice, ManifestRow
@@ -135,7 +136,7 @@ class Restorer:
         self._core.counters.note_load(size, self._core.clock.monotonic() - began)
         return sequence, size
 
-    def _parts(self, usable: Usable, expected: tuple[PartSpec, ...]) -> AsyncGenerator[tuple[PartSpec, bytes], None]:
+    def _parts(self, usable: Usable, expected: tuple[PartSpec, ...]) -> AsyncGenerator[tuple[PartSpec, Buffer], None]:
         return self._core.checkpoints.load(usable.row.manifest, expected, self._identity)
 
     def _attach(

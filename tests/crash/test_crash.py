@@ -8,7 +8,7 @@ from typing import cast
 
 import pytest
 
-from forkpoint.statestore.blobs import BlobStore
+from forkpoint.statestore.blobs import BlobStore, Buffer
 from forkpoint.statestore.check import Severity, check
 from forkpoint.statestore.checkpoint import CheckpointStore
 from forkpoint.statestore.file.blobs import FileBlobs
@@ -184,8 +184,8 @@ class LateBlobs:
         self._inner = inner
         self._late: list[tuple[str, bytes]] = []
 
-    async def put(self, digest: str, frame: bytes) -> bool:
-        self._late.append((digest, frame))
+    async def put(self, digest: str, *pieces: Buffer) -> bool:
+        self._late.append((digest, b"".join(pieces)))
         return True
 
     async def flush(self) -> None:

@@ -11,6 +11,7 @@ from forkpoint.ids import SessionName
 from forkpoint.limits import TILE_TOKENS
 from forkpoint.server.engine.batch import Sample
 from forkpoint.server.session.api import GenerateCall
+from forkpoint.statestore.blobs import Buffer
 from forkpoint.statestore.records import CheckpointPolicy
 from tests.support.hash_engine import HashEngine, continuation
 from tests.support.session_site import FAST, Running, Site, key, until
@@ -211,9 +212,9 @@ async def test_one_write_is_in_flight_and_the_newest_capture_waits(site: Site) -
     gate = asyncio.Event()
     put = site.blobs.put
 
-    async def slow(digest: str, frame: bytes) -> bool:
+    async def slow(digest: str, *pieces: Buffer) -> bool:
         await gate.wait()
-        return await put(digest, frame)
+        return await put(digest, *pieces)
 
     site.blobs.put = slow  # type: ignore[method-assign]
     name = await node.session("s", policy=CheckpointPolicy(16))

@@ -11,6 +11,7 @@ from forkpoint.errors import NodeDrainingError, SessionRelocatingError, StoreUna
 from forkpoint.server.engine.batch import Sample
 from forkpoint.server.session import lease
 from forkpoint.server.session.api import AppendCall, GenerateCall, Input
+from forkpoint.statestore.blobs import Buffer
 from forkpoint.statestore.calls import StepCommit
 from forkpoint.statestore.records import SessionState
 from tests.support.hash_engine import HashEngine, continuation
@@ -219,7 +220,7 @@ async def test_a_token_sampled_before_the_session_was_lost_is_not_written_when_i
     put = blobs.put
     stolen: list[str] = []
 
-    async def steal(digest: str, frame: bytes) -> bool:
+    async def steal(digest: str, *pieces: Buffer) -> bool:
         if not stolen:
             stolen.append(digest)
             row = await node.catalog.get_session(name)
@@ -230,7 +231,7 @@ async def test_a_token_sampled_before_the_session_was_lost_is_not_written_when_i
             tokens = tuple(expected[at : at + 3])
             await node.catalog.commit_step([StepCommit(name, row.epoch + 1, row.head, tokens, generation.generation)])
             await node.catalog.release(name, row.epoch + 1, SessionState.ACTIVE)
-        return await put(digest, frame)
+        return await put(digest, *pieces)
 
     blobs.put = steal  # type: ignore[method-assign]
     await node.node.create_checkpoint(name, "c", None)

@@ -11,6 +11,7 @@ from forkpoint.ids import SessionName
 from forkpoint.parts import PartSpec
 from forkpoint.server.engine.batch import Sample
 from forkpoint.server.session.api import CreateSession, ForkCall, GenerateCall, Input
+from forkpoint.statestore.blobs import Buffer
 from forkpoint.statestore.records import CheckpointPolicy, FinishReason
 from tests.support.hash_engine import HashEngine, continuation
 from tests.support.session_site import Running, Site, background, key, until
@@ -91,7 +92,7 @@ async def test_a_load_that_fails_half_way_is_an_error_and_never_a_loaded_state(s
             raise StoreUnavailableError("blobs", "input/output error")
         return await get(digest)
 
-    def bad_load(sequence: int, spec: PartSpec, data: bytes) -> None:
+    def bad_load(sequence: int, spec: PartSpec, data: Buffer) -> None:
         if broken[0] and next(calls) > 1:
             raise RuntimeError("an illegal memory access was encountered")
         load(sequence, spec, data)
@@ -135,9 +136,9 @@ async def test_a_turn_that_is_cut_short_at_any_moment_leaves_the_session_at_its_
     """Moments: while it waits, restores, prefills, decodes, writes a checkpoint, and when it is over."""
     node, put = memory, memory.site.blobs.put
 
-    async def slow(digest: str, frame: bytes) -> bool:
+    async def slow(digest: str, *pieces: Buffer) -> bool:
         await asyncio.sleep(0.002)
-        return await put(digest, frame)
+        return await put(digest, *pieces)
 
     memory.site.blobs.put = slow  # type: ignore[method-assign]
     name, log = await node.session("s", policy=CheckpointPolicy(16)), list[int]()

@@ -81,7 +81,7 @@ class Store:
         return await self.checkpoints.save(**values)  # type: ignore[arg-type]
 
     async def load(self, manifest: bytes, expected: Sequence[PartSpec] = SPECS) -> list[tuple[PartSpec, bytes]]:
-        return [part async for part in self.checkpoints.load(manifest, expected, IDENTITY)]
+        return [(spec, bytes(raw)) async for spec, raw in self.checkpoints.load(manifest, expected, IDENTITY)]
 
     async def findings(self) -> list[Finding]:
         return [finding async for finding in check(self.catalog, self.port)]
@@ -140,7 +140,7 @@ async def test_a_save_under_a_stale_epoch_makes_no_checkpoint(store: Store) -> N
     await store.catalog.acquire(name("s"), "node-b", 1)
     with pytest.raises(StaleEpochError):
         await store.save()
-    assert await store.catalog.list_manifests() == []
+    assert await store.catalog.scan_manifests(0, 9) == []
     assert {finding.severity for finding in await store.findings()} == {Severity.WARNING}
 
 
@@ -148,7 +148,7 @@ async def test_a_full_disk_amid_a_save_makes_no_checkpoint_and_a_later_try_is_co
     store.blobs.errors["put"] = StoreFullError("blobs", "no room")
     with pytest.raises(StoreFullError):
         await store.save()
-    assert await store.catalog.list_manifests() == []
+    assert await store.catalog.scan_manifests(0, 9) == []
     store.blobs.errors.clear()
     saved = await store.save()
     assert len(await store.load(saved.manifest)) == 3

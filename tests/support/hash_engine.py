@@ -140,7 +140,8 @@ class HashEngine:
         missing = {spec.name: spec for spec in self.parts(grid_position)}
         return self._add(HashState(latents=[b"poison!!"] * grid_position, missing=missing, ready=False))
 
-    def load_part(self, sequence: int, spec: PartSpec, data: bytes) -> None:
+    def load_part(self, sequence: int, spec: PartSpec, data: bytes | bytearray | memoryview) -> None:
+        data = bytes(data)
         state = self._get(sequence, ready=False)
         if state.missing.get(spec.name) != spec or len(data) != spec.nbytes:
             raise StateIncompatibleError(spec.name, "another shape", "ours")
