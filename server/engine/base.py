@@ -100,7 +100,8 @@ class Engine(Protocol):
         ...
 
     def load_part(self, sequence: int, spec: PartSpec, data: bytes | bytearray | memoryview) -> None:
-        """Fill one part; `data` is not kept. Raises StateIncompatibleError when `spec` is none of parts(grid_position) or sizes differ."""
+        """Fill one part; `data` is not kept. Raises StateIncompatibleError when `spec` is none of parts(grid_position)
+        or sizes differ."""
         ...
 
     def end_restore(self, sequence: int) -> None:
