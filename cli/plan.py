@@ -58,7 +58,7 @@ def _print(plan: MemoryPlan) -> None:
         "Slot of one session (its size does not depend on its length)",
         [
             ("S", slot.state),
-            ("rows of the open tile", slot.open_rows),
+            ("open tile", slot.open_tile),
             ("conv tail, live", slot.conv_live),
             ("conv tail, grid", slot.conv_grid),
             ("final-norm rows", slot.norm_rows),

@@ -118,7 +118,7 @@ class StateLayout:
         return TensorSpec(self.dtypes.activation, (len(self.config.mla_layers), PAGE_TOKENS, self.config.latent_dim))
 
     def slot_bytes(self) -> int:
-        """Bytes of one slot: S, open rows, both conv tails, norm rows."""
+        """Bytes of one slot: S, open tile, both conv tails, norm rows."""
         return sum(spec.nbytes for spec in self.slot_tensors.values())
 
     def page_bytes(self) -> int:

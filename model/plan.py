@@ -1,7 +1,7 @@
 """Memory arithmetic, to the byte: what sessions of a model take on the device and in the store. Needs no torch."""
 
 from dataclasses import dataclass, fields
-from typing import Final
+from typing import Final, Literal
 
 from forkpoint.limits import PAGE_TOKENS, TILE_TOKENS
 from forkpoint.model.config import ModelConfig, ModelConfigError
@@ -21,15 +21,15 @@ class SlotBytes:
 
     state: int
     """S."""
-    open_rows: int
-    """k, v, log decays and beta of the open tile."""
+    open_tile: int
+    """The open tile: factors of its products with bf16 activations, else k, v, log decays and beta."""
     conv_live: int
     conv_grid: int
     norm_rows: int
 
     @property
     def total(self) -> int:
-        return self.state + self.open_rows + self.conv_live + self.conv_grid + self.norm_rows
+        return self.state + self.open_tile + self.conv_live + self.conv_grid + self.norm_rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,8 +133,9 @@ def make_plan(
     checkpoint_every: int = 512,
     sessions: int = 1,
 ) -> MemoryPlan:
-    """Plan for a model's geometry. Dtypes are `fp32` or `bf16`; `activation_dtype` is that of conv tails, open rows and
-    latents. Raises ModelConfigError for a number that makes no plan, naming it."""
+    """Plan for a model's geometry. Dtypes are `fp32` or `bf16`; `activation_dtype` is that of conv tails, open
+    tiles and latents: bf16 is a GPU's, whose kernels keep an open tile as factors, fp32 a CPU's, which keep its rows.
+    Raises ModelConfigError for a number that makes no plan, naming it."""
     for name, dtype in (("kda_dtype", kda_dtype), ("activation_dtype", activation_dtype)):
         if dtype not in DTYPE_NAMES:
             raise ModelConfigError(name, "plan", f"{dtype!r} is not one of {sorted(DTYPE_NAMES)}")
@@ -144,7 +145,8 @@ def make_plan(
         raise ModelConfigError("checkpoint_every", "plan", f"{checkpoint_every} is not a multiple of {TILE_TOKENS}")
     if sessions < 1:
         raise ModelConfigError("sessions", "plan", f"{sessions} is not positive")
-    layout = StateLayout(config, StateDtypes(DTYPE_NAMES[kda_dtype], DTYPE_NAMES[activation_dtype]))
+    opened: Literal["rows", "factors"] = "factors" if activation_dtype == "bf16" else "rows"
+    layout = StateLayout(config, StateDtypes(DTYPE_NAMES[kda_dtype], DTYPE_NAMES[activation_dtype], opened))
     slot = _slot_bytes(layout)
     per_token, grid = layout.latent_bytes_per_token(), tokens // TILE_TOKENS * TILE_TOKENS
     every_layer = config.num_layers * config.latent_dim * ITEM_BYTES[DTYPE_NAMES[activation_dtype]]
@@ -182,7 +184,7 @@ def _slot_bytes(layout: StateLayout) -> SlotBytes:
         conv_live=sizes.pop("conv_ring"),
         conv_grid=sizes.pop("conv_grid"),
         norm_rows=sizes.pop("norm_rows"),
-        open_rows=sum(sizes.values()),
+        open_tile=sum(sizes.values()),
     )
 
 

@@ -9,6 +9,7 @@ from forkpoint.model.config import ModelConfigError
 from forkpoint.model.geometries import geometry
 from forkpoint.model.layout import StateDtypes, StateLayout
 from forkpoint.model.plan import make_plan
+from forkpoint.model.torch_kernels import TorchKernels
 from tests.support.random_model import random_config
 
 
@@ -21,7 +22,16 @@ def test_k3_state_sizes() -> None:
     assert plan.slot.conv_grid == 69 * 3 * 36_864 * 2 == 15_261_696
     assert plan.slot.conv_live == 69 * 4 * 36_864 * 2
     assert plan.slot.norm_rows == 2 * 7168 * 2
-    assert plan.slot.open_rows == 69 * 16 * 96 * (128 * 2 + 128 * 2 + 128 * 4 + 4)
+    assert plan.slot.open_tile == 69 * 96 * 13_376
+
+
+def test_an_open_tile_takes_what_the_kernels_of_its_dtype_keep() -> None:
+    """Factors with bf16 activations: two of k, v, beta, and two int32 sums a key. Else k, v, log decays and beta."""
+    k3 = geometry("k3")
+    factors = 16 * (3 * 128 * 2 + 4) + 2 * 128 * 4
+    rows = 16 * (2 * 128 * 4 + 128 * 4 + 4)
+    assert make_plan(k3, 0).slot.open_tile == 69 * 96 * factors
+    assert make_plan(k3, 0, activation_dtype="fp32").slot.open_tile == 69 * 96 * rows
 
 
 def test_kimi_linear_state_sizes() -> None:
@@ -51,11 +61,14 @@ def test_k3_at_a_million_tokens_with_fifty_checkpoints() -> None:
     assert plan.all_checkpoints.conv == 50 * 15_261_696
 
 
+@pytest.mark.parametrize(
+    ("activation", "dtypes"), [("fp32", TorchKernels.dtypes), ("bf16", StateDtypes("float32", "bfloat16", "factors"))]
+)
 @pytest.mark.parametrize("tokens", [0, 15, 16, 64, 1000])
-def test_a_plan_agrees_with_the_layout(tokens: int) -> None:
+def test_a_plan_agrees_with_the_layout_of_its_kernels(tokens: int, activation: str, dtypes: StateDtypes) -> None:
     config = random_config()
-    plan = make_plan(config, tokens, "fp32", "fp32", checkpoint_every=48, sessions=3)
-    layout = StateLayout(config, StateDtypes())
+    plan = make_plan(config, tokens, "fp32", activation, checkpoint_every=48, sessions=3)
+    layout = StateLayout(config, dtypes)
     grid = tokens // 16 * 16
     assert plan.slot.total == layout.slot_bytes()
     assert plan.page_bytes == layout.page_bytes()

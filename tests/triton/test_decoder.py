@@ -5,6 +5,9 @@ import torch
 from torch import Tensor
 
 from forkpoint.model.config import ModelConfig
+from forkpoint.model.geometries import geometry
+from forkpoint.model.layout import StateLayout
+from forkpoint.model.plan import make_plan
 from tests.support import triton_shim
 from tests.support.model_runs import ModelRun, random_ids
 from tests.support.random_model import Kind, random_config, random_weights
@@ -31,6 +34,13 @@ def triton_run(config: ModelConfig, weights: dict[str, Tensor], slots: int = 4) 
 def model(request: pytest.FixtureRequest) -> tuple[ModelConfig, dict[str, Tensor]]:
     config = small_config(request.param)
     return config, random_weights(config, seed=11)
+
+
+def test_a_plan_counts_the_slots_that_the_kernels_take() -> None:
+    from forkpoint.model.triton_kernels import TritonKernels
+
+    config = geometry("k3")
+    assert make_plan(config, 0).slot.total == StateLayout(config, TritonKernels.dtypes).slot_bytes()
 
 
 def test_prefill_cuts_and_decoded_tokens_give_equal_logits_and_parts(
