@@ -23,6 +23,7 @@ from forkpoint.statestore.calls import AppendTokens, BeginGeneration, ForkSessio
 from forkpoint.statestore.codec import decode, digest_of, encode
 from forkpoint.statestore.open import open_blobs, open_catalog
 from forkpoint.statestore.records import (
+    SCHEMA_VERSION,
     CheckpointPolicy,
     GenerationParams,
     NewSession,
@@ -107,7 +108,7 @@ async def store_figures() -> list[Measurement]:
     rows = []
     with tempfile.TemporaryDirectory(dir=Path.cwd()) as folder:
         catalog = open_catalog(f"sqlite://{folder}/catalog.db")
-        await catalog.open(StoreMarker(1, "default", bytes(32), bytes(32)))
+        await catalog.open(StoreMarker(SCHEMA_VERSION, "default", bytes(32), bytes(32)))
         await catalog.create_workflow(WorkflowRow("w"))
         params = GenerationParams(SamplingParams(0.0, 0, 1.0, 0.0, 0), 100_000)
         heads: dict[SessionName, int] = {}

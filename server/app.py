@@ -23,9 +23,8 @@ from forkpoint.statestore.base import Catalog
 from forkpoint.statestore.blobs import BlobStore
 from forkpoint.statestore.checkpoint import CheckpointStore
 from forkpoint.statestore.open import open_blobs, open_catalog
-from forkpoint.statestore.records import Durability, StoreMarker
+from forkpoint.statestore.records import SCHEMA_VERSION, Durability, StoreMarker
 
-SCHEMA_VERSION: Final = 1
 END_TOKEN: Final = "<|end|>"
 TINY_MODEL: Final = Path(__file__).resolve().parent.parent / "model" / "tiny"
 NODE_SHUTDOWN_SECONDS: Final = SHUTDOWN_SECONDS * 0.8

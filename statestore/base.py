@@ -20,6 +20,7 @@ from forkpoint.statestore.calls import (
     StepCommit,
     StepOutcome,
 )
+from forkpoint.statestore.collection import CollectionCatalog
 from forkpoint.statestore.records import (
     CheckpointPolicy,
     CheckpointRow,
@@ -37,13 +38,13 @@ from forkpoint.statestore.records import (
 )
 
 
-class Catalog(Protocol):
+class Catalog(CollectionCatalog, Protocol):
     """Workflows, sessions, token logs, generations, manifests, leases, nodes and request ids.
 
     Each method is one transaction: it happens wholly or not at all, and has reached `durability` when it returns.
     Cancelling a call does not undo it. No read sees half a transaction. Rows come back as values; changing them
-    changes nothing. Sessions in state DELETED answer only get_session, list_sessions(show_deleted) and
-    undelete_session; every other method raises NotFoundError for them. An epoch that is not the session's raises
+    changes nothing. Sessions in state DELETED answer only get_session, list_sessions(show_deleted), undelete_session
+    and retention's methods; every other one raises NotFoundError for them. An epoch that is not the session's raises
     StaleEpochError (commit_step reports it per session instead).
 
     A `request` is looked up before anything else. When it was answered in the last 24 hours the stored answer comes
@@ -228,10 +229,16 @@ class Catalog(Protocol):
         epoch: int,
         request: RequestKey | None = None,
         replace_manifest: bool = False,
+        digests: Sequence[str] = (),
+        since: int = 0,
     ) -> CheckpointRow:
         """Commit a manifest, after all its blobs are durable, and the session's checkpoint that names it. The same
         (numerics id, position, hash) again keeps the stored manifest, unless `replace_manifest`: how a damaged one is
-        healed. StaleEpochError; PositionBeyondHeadError; PreconditionError when the hash is not the log's."""
+        healed. StaleEpochError; PositionBeyondHeadError; PreconditionError when the hash is not the log's.
+
+        `digests`: every blob that the manifest names; `since`: absolutions() as it was before the caller first looked
+        whether one of them is there. BlobsCondemnedError names those of them that are condemned, by whatever tier, or
+        were absolved under a number above `since`; all of them, when such numbers were forgotten."""
         ...
 
     async def list_checkpoints(self, name: SessionName) -> list[CheckpointRow]:
@@ -242,10 +249,37 @@ class Catalog(Protocol):
         """The row and its manifest. Raises NotFoundError."""
         ...
 
+    async def delete_checkpoint(
+        self, name: SessionName, checkpoint: str, request: RequestKey | None = None
+    ) -> CheckpointRow:
+        """Remove the session's row, whatever needs it, and return it as it was. Its manifest stays until it is
+        collected. Raises NotFoundError."""
+        ...
+
     async def find_manifests(self, points: Sequence[tuple[int, bytes]]) -> list[ManifestRow]:
         """Manifests at any of the given (grid position, chain hash), any numerics id, descending by position."""
         ...
 
-    async def list_manifests(self) -> list[ManifestRow]:
-        """All manifests of the store (for check)."""
+    # --- retention ---------------------------------------------------------------------------------------------
+    async def scan_checkpoints(self, workflow: str, after: tuple[str, str] | None, limit: int) -> list[CheckpointRow]:
+        """Up to `limit` checkpoints of a workflow behind `after`, ascending by (session, checkpoint): also those off
+        their session's chain, and those of deleted sessions. Empty for an unknown workflow."""
+        ...
+
+    async def nearest_checkpoint(
+        self, name: SessionName, position: int, numerics_id: str | None = None
+    ) -> CheckpointRow | None:
+        """The checkpoint at the highest grid position up to `position` that lies on the session's chain, made under
+        its name or that of a session it descends from; of `numerics_id` only, when given. None: there is none, only
+        the empty state. Also of a deleted session."""
+        ...
+
+    async def lineage(self, workflow: str) -> int:
+        """A number that grows whenever a session of the workflow is created, forked or rewound."""
+        ...
+
+    async def drop_checkpoints(self, workflow: str, lineage: int, rows: Sequence[tuple[str, str]]) -> bool:
+        """Remove the rows (session, checkpoint), also of deleted sessions; those that are gone are none. False, with
+        nothing removed, when the workflow's lineage is not `lineage` any more: who needs which row was judged by an
+        older tree."""
         ...

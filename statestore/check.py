@@ -12,19 +12,18 @@ from forkpoint.errors import (
     NotFoundError,
     StateIncompatibleError,
 )
-from forkpoint.ids import SessionName
 from forkpoint.limits import TILE_TOKENS
 from forkpoint.statestore.base import Catalog
 from forkpoint.statestore.blobs import BlobStore
 from forkpoint.statestore.chain import HashChain, root_hash
-from forkpoint.statestore.checkpoint import fetch_ahead
+from forkpoint.statestore.fetch import fetch_ahead
 from forkpoint.statestore.findings import Finding, Severity
 from forkpoint.statestore.manifest import Manifest, ManifestPart, unseal
 from forkpoint.statestore.records import ManifestRow, SessionRow, SessionState
+from forkpoint.statestore.scan import all_manifests, all_sessions
 
 __all__ = ["Finding", "Severity", "check"]
 
-PAGE: Final = 1000
 READ_TOKENS: Final = 65_536
 
 
@@ -45,7 +44,7 @@ async def check(catalog: Catalog, blobs: BlobStore) -> AsyncIterator[Finding]:
             yield finding
     points: dict[int, set[bytes]] = defaultdict(set)
     deleted = False
-    async for row in _sessions(catalog):
+    async for row in all_sessions(catalog):
         if row.state is SessionState.DELETED:
             deleted = True
             continue
@@ -56,7 +55,8 @@ async def check(catalog: Catalog, blobs: BlobStore) -> AsyncIterator[Finding]:
             detail = f"a row can't be read: {type(broken).__name__}: {broken}"
             yield Finding(Severity.ERROR, "DAMAGED_ROW", str(row.name), detail)
     wanted: dict[str, ManifestPart] = {}
-    for stored in await catalog.list_manifests():
+    async for scanned in all_manifests(catalog):
+        stored = scanned.row
         manifest, findings = _check_manifest(catalog, stored)
         for finding in findings:
             yield finding
@@ -69,14 +69,6 @@ async def check(catalog: Catalog, blobs: BlobStore) -> AsyncIterator[Finding]:
         wanted.update((part.digest, part) for part in manifest.parts)
     async for finding in _check_blobs(blobs, wanted):
         yield finding
-
-
-async def _sessions(catalog: Catalog) -> AsyncIterator[SessionRow]:
-    after: SessionName | None = None
-    while rows := await catalog.list_sessions(None, after, PAGE, show_deleted=True):
-        for row in rows:
-            yield row
-        after = rows[-1].name
 
 
 async def _check_session(catalog: Catalog, row: SessionRow, points: dict[int, set[bytes]]) -> list[Finding]:

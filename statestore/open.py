@@ -1,5 +1,6 @@
 """Backends by URL: memory://, sqlite:///absolute/path, file:///absolute/path."""
 
+from dataclasses import replace
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
@@ -10,7 +11,7 @@ from forkpoint.statestore.blobs import BlobStore
 from forkpoint.statestore.file.blobs import FileBlobs
 from forkpoint.statestore.memory.blobs import MemoryBlobs
 from forkpoint.statestore.memory.catalog import MemoryCatalog
-from forkpoint.statestore.records import StoreMarker
+from forkpoint.statestore.records import SCHEMA_VERSION, StoreMarker
 from forkpoint.statestore.sqlite.catalog import SqliteCatalog
 from forkpoint.statestore.sqlite.marker import read_marker as read_sqlite_marker
 
@@ -36,10 +37,14 @@ def open_blobs(url: str) -> BlobStore:
 
 
 def read_marker(url: str) -> StoreMarker | None:
-    """What the store of a catalog URL was made for, None when there is none yet. For tools without a model."""
+    """What the store of a catalog URL was made for, None when there is none yet. For tools without a model: opening it
+    with this marker brings a store of an older version up to this one."""
     if _scheme("catalog", url) != "sqlite":
         return None
-    return read_sqlite_marker(_path("catalog", url))
+    stored = read_sqlite_marker(_path("catalog", url))
+    if stored is None or stored.schema_version > SCHEMA_VERSION:
+        return stored
+    return replace(stored, schema_version=SCHEMA_VERSION)
 
 
 def _scheme(key: str, url: str) -> str:

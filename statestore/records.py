@@ -2,8 +2,12 @@
 
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import Final
 
 from forkpoint.ids import SessionName
+
+SCHEMA_VERSION: Final = 2
+"""Of what catalogs keep, and how. A store of an older version is brought up to this one when it is opened."""
 
 
 class Durability(Enum):
@@ -92,10 +96,12 @@ class WorkflowRow:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointPolicy:
-    """When checkpoints are taken by themselves. `every_tokens` 0 switches the cadence off."""
+    """When checkpoints are taken by themselves, and how many are kept. `every_tokens` 0 switches the cadence off."""
 
     every_tokens: int
     on_turn_end: bool = False
+    keep_last: int = 0
+    """How many of its newest checkpoints retention keeps; 0: as many as the server's default says."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,6 +202,15 @@ class GenerationRow:
     """Branch it started on: after a rewind its tokens are no longer the session's."""
 
 
+@dataclass(frozen=True, slots=True, order=True)
+class ManifestKey:
+    """What a manifest is known by: the chain hash, its grid position, and the numerics id that computed the state."""
+
+    chain_hash: bytes
+    grid_position: int
+    numerics_id: str
+
+
 @dataclass(frozen=True, slots=True)
 class CheckpointRow:
     """A checkpoint of a session: position asked for, and the grid manifest that serves it."""
@@ -209,6 +224,13 @@ class CheckpointRow:
     numerics_id: str
     automatic: bool
     create_us: int
+    expire_us: int | None = None
+    """When retention drops it; None: never for this reason."""
+
+    @property
+    def manifest_key(self) -> ManifestKey:
+        """Of the manifest that it names."""
+        return ManifestKey(self.chain_hash, self.grid_position, self.numerics_id)
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,3 +242,42 @@ class ManifestRow:
     chain_hash: bytes
     manifest: bytes
     create_us: int
+
+    @property
+    def key(self) -> ManifestKey:
+        """What it is known by."""
+        return ManifestKey(self.chain_hash, self.grid_position, self.numerics_id)
+
+
+@dataclass(frozen=True, slots=True)
+class ScannedManifest:
+    """One step of a scan over all manifests."""
+
+    number: int
+    """Above that of every manifest that was written before; a replaced manifest takes a new one."""
+    row: ManifestRow
+    held: bool
+    """A checkpoint names it, or a pin holds it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pin:
+    """A manifest that someone is reading: it stays, and so do its blobs."""
+
+    pin: str
+    holder: str
+    """Incarnation that reads. A pin of one that is not registered any more holds until a collector drops it."""
+    key: ManifestKey
+    create_us: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class CollectorRow:
+    """Who collects a tier of blobs. `term` fences: it grows with each election. The holder lives while `counter`
+    moves, as a lease's."""
+
+    tier: str
+    holder: str
+    """Empty when nobody collects."""
+    term: int
+    counter: int

@@ -60,7 +60,7 @@ def session_to_value(row: SessionRow) -> dict[str, Any]:
         "parent": None if row.parent is None else str(row.parent),
         "fork_position": row.fork_position,
         "seed": row.seed,
-        "policy": [row.policy.every_tokens, row.policy.on_turn_end],
+        "policy": [row.policy.every_tokens, row.policy.on_turn_end, row.policy.keep_last],
         "labels": row.labels,
         "transient": row.transient,
         "exact": row.exact,
@@ -117,6 +117,7 @@ def checkpoint_to_value(row: CheckpointRow) -> dict[str, Any]:
         "numerics_id": row.numerics_id,
         "automatic": row.automatic,
         "create_us": row.create_us,
+        "expire_us": row.expire_us,
     }
 
 

@@ -26,7 +26,7 @@ from forkpoint.statestore.calls import (
 from forkpoint.statestore.chain import HashChain
 from forkpoint.statestore.logrecord import chain_at, read_stretch, write_records
 from forkpoint.statestore.memory.sessions import MemorySessions
-from forkpoint.statestore.memory.store import MemoryBranch, MemoryRecords, MemorySession
+from forkpoint.statestore.memory.store import MemoryRecords, MemorySession
 from forkpoint.statestore.records import GenerationRow, Kind, LogSlice, RequestKey, SessionRow
 from forkpoint.statestore.rowjson import session_from_value, session_to_value
 from forkpoint.statestore.rules import check_children, check_epoch, check_expected, check_position
@@ -163,9 +163,7 @@ class MemoryLog(MemorySessions):
             raise SessionBusyError(str(name), f"generation {stored.open_generation}", head)
         check_position(name, position, head)
         chain = self._chain_at(stored, position)
-        branches = self._open().branches
-        branches.append(MemoryBranch(self._branch_below(stored.branch, position), position))
-        stored.branch = len(branches) - 1
+        stored.branch = self._add_branch(name.workflow, self._branch_below(stored.branch, position), position)
         stored.rewound_from = max(stored.rewound_from, head)
         stored.chain = chain
         row = self._change(

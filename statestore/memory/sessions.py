@@ -42,8 +42,7 @@ class MemorySessions(MemoryRows):
     ) -> SessionRow:
         """A session on a new branch; the name was checked."""
         tables, now = self._open(), self._clock.wall_us()
-        tables.branches.append(MemoryBranch(parent_branch, chain.position))
-        branch = len(tables.branches) - 1
+        branch = self._add_branch(new.name.workflow, parent_branch, chain.position)
         row = SessionRow(
             name=new.name,
             branch=str(branch),
@@ -70,6 +69,12 @@ class MemorySessions(MemoryRows):
         )
         tables.sessions[new.name] = MemorySession(row, branch, chain.copy())
         return session_copy(row)
+
+    def _add_branch(self, workflow: str, parent: int | None, fork_position: int) -> int:
+        tables = self._open()
+        tables.branches.append(MemoryBranch(parent, fork_position))
+        tables.lineages[workflow] = len(tables.branches)
+        return len(tables.branches) - 1
 
     async def get_session(self, name: SessionName) -> SessionRow:
         return session_copy(self._load(name).row)

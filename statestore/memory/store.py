@@ -9,9 +9,12 @@ from forkpoint.statestore.chain import HashChain
 from forkpoint.statestore.logrecord import StoredRecord
 from forkpoint.statestore.records import (
     CheckpointRow,
+    CollectorRow,
     GenerationRow,
+    ManifestKey,
     ManifestRow,
     NodeRow,
+    Pin,
     RequestKey,
     SessionRow,
     WorkflowRow,
@@ -59,7 +62,18 @@ class MemoryTables:
     branches: list[MemoryBranch] = field(default_factory=list)
     generations: dict[tuple[SessionName, str], GenerationRow] = field(default_factory=dict)
     checkpoints: dict[tuple[SessionName, str], CheckpointRow] = field(default_factory=dict)
-    manifests: dict[tuple[bytes, int, str], ManifestRow] = field(default_factory=dict)
+    manifests: dict[int, ManifestRow] = field(default_factory=dict)
+    """By number."""
+    manifest_numbers: dict[ManifestKey, int] = field(default_factory=dict)
+    manifests_written: int = 0
+    pins: dict[str, Pin] = field(default_factory=dict)
+    collectors: dict[str, CollectorRow] = field(default_factory=dict)
+    condemned: dict[str, set[str]] = field(default_factory=dict)
+    """By tier."""
+    lineages: dict[str, int] = field(default_factory=dict)
+    """By workflow."""
+    absolved: dict[int, str] = field(default_factory=dict)
+    absolutions: int = 0
     answers: dict[tuple[str, str, str], StoredAnswer] = field(default_factory=dict)
 
 

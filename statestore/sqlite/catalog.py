@@ -24,13 +24,17 @@ from forkpoint.statestore.findings import Finding
 from forkpoint.statestore.records import (
     CheckpointPolicy,
     CheckpointRow,
+    CollectorRow,
     Durability,
     GenerationRow,
     LogSlice,
+    ManifestKey,
     ManifestRow,
     NewSession,
     NodeRow,
+    Pin,
     RequestKey,
+    ScannedManifest,
     SessionRow,
     SessionState,
     StoreMarker,
@@ -39,12 +43,14 @@ from forkpoint.statestore.records import (
 from forkpoint.statestore.rules import check_marker
 from forkpoint.statestore.sqlite import (
     checkpoints,
+    collection,
     forks,
     generations,
     log,
     marker,
     nodes,
     requests,
+    retention,
     selfcheck,
     sessions,
     workflows,
@@ -227,8 +233,10 @@ class SqliteCatalog:
         epoch: int,
         request: RequestKey | None = None,
         replace_manifest: bool = False,
+        digests: Sequence[str] = (),
+        since: int = 0,
     ) -> CheckpointRow:
-        return await self._write(checkpoints.put, row, manifest, epoch, request, replace_manifest)
+        return await self._write(checkpoints.put, row, manifest, epoch, request, replace_manifest, digests, since)
 
     async def list_checkpoints(self, name: SessionName) -> list[CheckpointRow]:
         return await self._read(checkpoints.list_own, name)
@@ -236,11 +244,71 @@ class SqliteCatalog:
     async def get_checkpoint(self, name: SessionName, checkpoint: str) -> tuple[CheckpointRow, bytes]:
         return await self._read(checkpoints.get, name, checkpoint)
 
+    async def delete_checkpoint(
+        self, name: SessionName, checkpoint: str, request: RequestKey | None = None
+    ) -> CheckpointRow:
+        return await self._write(checkpoints.delete, name, checkpoint, request)
+
     async def find_manifests(self, points: Sequence[tuple[int, bytes]]) -> list[ManifestRow]:
         return await self._read(checkpoints.find_manifests, points)
 
-    async def list_manifests(self) -> list[ManifestRow]:
-        return await self._read(checkpoints.list_manifests)
+    # --- retention ---------------------------------------------------------------------------------------------
+    async def scan_checkpoints(self, workflow: str, after: tuple[str, str] | None, limit: int) -> list[CheckpointRow]:
+        return await self._read(retention.scan, workflow, after, limit)
+
+    async def nearest_checkpoint(
+        self, name: SessionName, position: int, numerics_id: str | None = None
+    ) -> CheckpointRow | None:
+        return await self._read(retention.nearest, name, position, numerics_id)
+
+    async def lineage(self, workflow: str) -> int:
+        return await self._read(retention.lineage, workflow)
+
+    async def drop_checkpoints(self, workflow: str, lineage: int, rows: Sequence[tuple[str, str]]) -> bool:
+        return await self._write(retention.drop, workflow, lineage, rows)
+
+    # --- collection --------------------------------------------------------------------------------------------
+    async def scan_manifests(self, after: int, limit: int) -> list[ScannedManifest]:
+        return await self._read(collection.scan_manifests, after, limit)
+
+    async def remove_manifest(self, key: ManifestKey) -> bool:
+        return await self._write(collection.remove_manifest, key)
+
+    async def pin(self, pin: Pin) -> None:
+        await self._write(collection.pin, pin)
+
+    async def unpin(self, pin: str) -> None:
+        await self._write(collection.unpin, pin)
+
+    async def list_pins(self) -> list[Pin]:
+        return await self._read(collection.list_pins)
+
+    async def get_collector(self, tier: str) -> CollectorRow:
+        return await self._read(collection.get_collector, tier)
+
+    async def elect_collector(self, tier: str, holder: str, expected_term: int) -> CollectorRow:
+        return await self._write(collection.elect, tier, holder, expected_term)
+
+    async def renew_collector(self, tier: str, term: int) -> int:
+        return await self._write(collection.renew, tier, term)
+
+    async def resign_collector(self, tier: str, term: int) -> None:
+        await self._write(collection.resign, tier, term)
+
+    async def condemn(self, tier: str, term: int, digests: Sequence[str]) -> None:
+        await self._write(collection.condemn, tier, term, digests)
+
+    async def absolve(self, tier: str, term: int, digests: Sequence[str]) -> None:
+        await self._write(collection.absolve, tier, term, digests)
+
+    async def list_condemned(self, tier: str, after: str, limit: int) -> list[str]:
+        return await self._read(collection.list_condemned, tier, after, limit)
+
+    async def absolutions(self) -> int:
+        return await self._read(collection.absolutions)
+
+    async def forget_absolutions(self, upto: int) -> None:
+        await self._write(collection.forget, upto)
 
     # --- check -------------------------------------------------------------------------------------------------
     async def self_check(self) -> list[Finding]:

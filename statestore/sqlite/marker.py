@@ -1,23 +1,25 @@
 """The store's marker in the `meta` table, and the creation of all tables with it."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
 import apsw
 
 from forkpoint.errors import StateIncompatibleError
-from forkpoint.statestore.records import StoreMarker
-from forkpoint.statestore.sqlite.schema import SCHEMA, SCHEMA_VERSION
+from forkpoint.statestore.records import SCHEMA_VERSION, StoreMarker
+from forkpoint.statestore.sqlite.schema import FROM_VERSION_1, SCHEMA
 
 _APPLICATION: Final = b"forkpoint"
 
 
 def read_or_create(db: apsw.Connection, ours: StoreMarker) -> StoreMarker:
-    """The file's marker; an empty file becomes a store with ours. Raises StateIncompatibleError for other files."""
+    """The file's marker; an empty file becomes a store with ours, one of an older version is brought up to this one,
+    unless it is another model's. Raises StateIncompatibleError for other files."""
     tables = {str(row[0]) for row in db.execute("SELECT name FROM sqlite_schema WHERE type = 'table'")}
+    if ours.schema_version != SCHEMA_VERSION:
+        raise StateIncompatibleError("schema version", str(SCHEMA_VERSION), str(ours.schema_version))
     if not tables:
-        if ours.schema_version != SCHEMA_VERSION:
-            raise StateIncompatibleError("schema version", str(SCHEMA_VERSION), str(ours.schema_version))
         db.execute(SCHEMA)
         values: dict[str, bytes] = {
             "application": _APPLICATION,
@@ -30,7 +32,14 @@ def read_or_create(db: apsw.Connection, ours: StoreMarker) -> StoreMarker:
         return ours
     if "meta" not in tables:
         raise StateIncompatibleError("store", "another application's tables", "forkpoint's")
-    return _read(db)
+    stored = _read(db)
+    if stored.schema_version != 1:
+        return stored
+    current = replace(stored, schema_version=SCHEMA_VERSION)
+    if current == ours:
+        db.execute(FROM_VERSION_1)
+        db.execute("UPDATE meta SET value = ? WHERE key = 'schema_version'", (str(SCHEMA_VERSION).encode(),))
+    return current
 
 
 def _read(db: apsw.Connection) -> StoreMarker:

@@ -2,9 +2,7 @@
 
 from typing import Final
 
-SCHEMA_VERSION: Final = 1
-
-SCHEMA: Final = """
+_TABLES: Final = """
 CREATE TABLE meta (key TEXT PRIMARY KEY, value BLOB NOT NULL) STRICT, WITHOUT ROWID;
 
 CREATE TABLE nodes (
@@ -63,6 +61,7 @@ CREATE TABLE sessions (
     delete_us INTEGER,
     purge_us INTEGER,
     revision INTEGER NOT NULL,
+    keep_last INTEGER NOT NULL DEFAULT 0,
     PRIMARY KEY (workflow, session)
 ) STRICT, WITHOUT ROWID;
 CREATE INDEX sessions_that_generate ON sessions (workflow, session) WHERE open_generation IS NOT NULL;
@@ -100,18 +99,10 @@ CREATE TABLE checkpoints (
     numerics_id TEXT NOT NULL,
     automatic INTEGER NOT NULL,
     create_us INTEGER NOT NULL,
+    expire_us INTEGER,
     PRIMARY KEY (workflow, session, checkpoint)
 ) STRICT, WITHOUT ROWID;
 CREATE INDEX checkpoints_by_position ON checkpoints (workflow, session, position);
-
-CREATE TABLE manifests (
-    chain_hash BLOB NOT NULL,
-    grid_position INTEGER NOT NULL,
-    numerics_id TEXT NOT NULL,
-    manifest BLOB NOT NULL,
-    create_us INTEGER NOT NULL,
-    PRIMARY KEY (chain_hash, grid_position, numerics_id)
-) STRICT;
 
 CREATE TABLE requests (
     caller TEXT NOT NULL,
@@ -124,4 +115,61 @@ CREATE TABLE requests (
     PRIMARY KEY (caller, workflow, request_id)
 ) STRICT, WITHOUT ROWID;
 CREATE INDEX requests_by_age ON requests (create_us);
+"""
+
+_COLLECTION: Final = """
+-- A manifest that is replaced takes a new number: a scan by number goes on where it ended and misses nothing.
+CREATE TABLE manifests (
+    number INTEGER PRIMARY KEY AUTOINCREMENT,
+    chain_hash BLOB NOT NULL,
+    grid_position INTEGER NOT NULL,
+    numerics_id TEXT NOT NULL,
+    manifest BLOB NOT NULL,
+    create_us INTEGER NOT NULL,
+    UNIQUE (chain_hash, grid_position, numerics_id)
+) STRICT;
+
+CREATE TABLE pins (
+    pin TEXT PRIMARY KEY,
+    holder TEXT NOT NULL,
+    chain_hash BLOB NOT NULL,
+    grid_position INTEGER NOT NULL,
+    numerics_id TEXT NOT NULL,
+    create_us INTEGER NOT NULL
+) STRICT, WITHOUT ROWID;
+CREATE INDEX pins_by_manifest ON pins (chain_hash, grid_position, numerics_id);
+
+CREATE TABLE collectors (
+    tier TEXT PRIMARY KEY,
+    holder TEXT NOT NULL,
+    term INTEGER NOT NULL,
+    counter INTEGER NOT NULL
+) STRICT, WITHOUT ROWID;
+
+CREATE TABLE condemned (
+    digest BLOB NOT NULL,
+    tier TEXT NOT NULL,
+    PRIMARY KEY (tier, digest)
+) STRICT, WITHOUT ROWID;
+CREATE INDEX condemned_by_digest ON condemned (digest);
+
+CREATE TABLE absolved (number INTEGER PRIMARY KEY AUTOINCREMENT, digest BLOB NOT NULL) STRICT;
+CREATE INDEX absolved_by_digest ON absolved (digest, number);
+
+CREATE INDEX branches_by_workflow ON branches (workflow, branch);
+CREATE INDEX checkpoints_by_grid ON checkpoints (workflow, session, grid_position);
+CREATE INDEX checkpoints_by_manifest ON checkpoints (chain_hash, grid_position, numerics_id);
+"""
+"""What retention and garbage collection brought with version 2."""
+
+SCHEMA: Final = _TABLES + _COLLECTION
+
+FROM_VERSION_1: Final = f"""
+ALTER TABLE sessions ADD COLUMN keep_last INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE checkpoints ADD COLUMN expire_us INTEGER;
+ALTER TABLE manifests RENAME TO manifests_of_version_1;
+{_COLLECTION}
+INSERT INTO manifests (chain_hash, grid_position, numerics_id, manifest, create_us)
+    SELECT chain_hash, grid_position, numerics_id, manifest, create_us FROM manifests_of_version_1 ORDER BY rowid;
+DROP TABLE manifests_of_version_1;
 """

@@ -16,7 +16,7 @@ from forkpoint.statestore.sqlite.tx import Tx
 _COLUMNS: Final = (
     "workflow, session, branch, state, state_reason, epoch, owner, head, grid_hash, tail, rewound_from,"
     " open_generation, parent, fork_position, seed, every_tokens, on_turn_end, labels, transient, exact, numerics_ids,"
-    " expire_us, create_us, update_us, delete_us, purge_us, revision"
+    " expire_us, create_us, update_us, delete_us, purge_us, revision, keep_last"
 )
 _BY_NAME: Final = "WHERE workflow = ? AND session = ?"
 
@@ -78,7 +78,7 @@ def insert(tx: Tx, new: NewSession, birth: Birth) -> SessionRow:
         raise AlreadyExistsError(str(name))
     branch = add_branch(tx, name.workflow, birth.parent_branch, chain.position)
     tx.run(
-        f"INSERT INTO sessions ({_COLUMNS}) VALUES ({', '.join('?' * 27)})",
+        f"INSERT INTO sessions ({_COLUMNS}) VALUES ({', '.join('?' * 28)})",
         name.workflow,
         name.session,
         branch,
@@ -106,6 +106,7 @@ def insert(tx: Tx, new: NewSession, birth: Birth) -> SessionRow:
         None,
         None,
         1,
+        new.policy.keep_last,
     )
     return load(tx, name).row
 
@@ -157,10 +158,11 @@ def update(
     return _change(
         tx,
         name,
-        "labels = ?, every_tokens = ?, on_turn_end = ?, expire_us = ?, revision = revision + 1",
+        "labels = ?, every_tokens = ?, on_turn_end = ?, keep_last = ?, expire_us = ?, revision = revision + 1",
         dump(row.labels if labels is None else labels),
         policy.every_tokens,
         int(policy.on_turn_end),
+        policy.keep_last,
         row.expire_us if expire_us is None else expire_us,
     )
 
@@ -255,7 +257,7 @@ def _stored(row: tuple[Any, ...]) -> StoredSession:
         open_generation,
     ) = row[:12]
     (parent, fork_position, seed, every_tokens, on_turn_end, labels, transient, exact, numerics_ids, *times) = row[12:]
-    expire_us, create_us, update_us, delete_us, purge_us, revision = times
+    expire_us, create_us, update_us, delete_us, purge_us, revision, keep_last = times
     chain = HashChain(head, grid_hash, tail)
     public = SessionRow(
         name=SessionName(workflow, session),
@@ -269,7 +271,7 @@ def _stored(row: tuple[Any, ...]) -> StoredSession:
         parent=None if parent is None else SessionName(workflow, parent),
         fork_position=fork_position,
         seed=seed,
-        policy=CheckpointPolicy(every_tokens, bool(on_turn_end)),
+        policy=CheckpointPolicy(every_tokens, bool(on_turn_end), keep_last),
         labels=json.loads(labels),
         transient=bool(transient),
         exact=bool(exact),

@@ -15,8 +15,8 @@ from forkpoint.errors import (
 from forkpoint.statestore.base import Catalog
 from forkpoint.statestore.calls import AppendTokens, ForkSessions
 from forkpoint.statestore.chain import grid_hashes, root_hash
-from forkpoint.statestore.records import CheckpointRow
-from tests.support.store import MARKER, name, new, owned
+from forkpoint.statestore.records import CheckpointRow, ManifestRow
+from tests.support.store import MARKER, name, new, owned, request
 
 TOKENS = tuple(range(100, 170))
 POINTS = dict(grid_hashes(root_hash(MARKER), TOKENS))
@@ -25,6 +25,10 @@ POINTS = dict(grid_hashes(root_hash(MARKER), TOKENS))
 async def filled(catalog: Catalog, session: str = "s") -> None:
     await owned(catalog, session)
     await catalog.append(AppendTokens(name(session), 1, TOKENS))
+
+
+async def manifests(catalog: Catalog) -> list[ManifestRow]:
+    return [scanned.row for scanned in await catalog.scan_manifests(0, 1000)]
 
 
 def row(checkpoint: str, position: int, session: str = "s", numerics_id: str = "n") -> CheckpointRow:
@@ -38,7 +42,7 @@ async def test_a_checkpoint_comes_back_with_its_manifest(catalog: Catalog) -> No
     assert saved == replace(row("c1", 40), create_us=saved.create_us)
     assert await catalog.get_checkpoint(name("s"), "c1") == (saved, b"\x00manifest\xff")
     assert await catalog.list_checkpoints(name("s")) == [saved]
-    (manifest,) = await catalog.list_manifests()
+    (manifest,) = await manifests(catalog)
     assert (manifest.numerics_id, manifest.grid_position, manifest.chain_hash) == ("n", 32, POINTS[32])
     assert manifest.manifest == b"\x00manifest\xff"
 
@@ -62,7 +66,7 @@ async def test_a_refused_checkpoint_leaves_nothing(catalog: Catalog) -> None:
         await catalog.put_checkpoint(replace(row("c1", 40), grid_position=48), b"m", 1)
     with pytest.raises(PreconditionError):
         await catalog.put_checkpoint(replace(row("c1", 40), chain_hash=POINTS[48]), b"m", 1)
-    assert await catalog.list_manifests() == []
+    assert await manifests(catalog) == []
     with pytest.raises(NotFoundError):
         await catalog.get_checkpoint(name("s"), "c1")
 
@@ -81,7 +85,7 @@ async def test_the_same_state_again_keeps_the_stored_manifest(catalog: Catalog) 
     await catalog.put_checkpoint(row("c3", 40, numerics_id="other"), b"third", 1)
     assert (await catalog.get_checkpoint(name("s"), "c2"))[1] == b"first"
     assert (await catalog.get_checkpoint(name("s"), "c3"))[1] == b"third"
-    assert len(await catalog.list_manifests()) == 2
+    assert len(await manifests(catalog)) == 2
 
 
 async def test_a_stored_manifest_is_replaced_only_when_that_is_asked_for(catalog: Catalog) -> None:
@@ -90,7 +94,7 @@ async def test_a_stored_manifest_is_replaced_only_when_that_is_asked_for(catalog
     await catalog.put_checkpoint(row("c2", 40), b"whole", 1, replace_manifest=True)
     for checkpoint in ("c1", "c2"):
         assert (await catalog.get_checkpoint(name("s"), checkpoint))[1] == b"whole"
-    assert len(await catalog.list_manifests()) == 1
+    assert len(await manifests(catalog)) == 1
 
 
 async def test_manifests_are_found_by_prefix_whoever_wrote_them(catalog: Catalog) -> None:
@@ -131,3 +135,16 @@ async def test_a_fork_lists_its_own_checkpoints_only_and_finds_all(catalog: Cata
     await catalog.put_checkpoint(row("c1", 48, "c"), b"m", 0)
     assert [found.grid_position for found in await catalog.list_checkpoints(name("c"))] == [48]
     assert len(await catalog.find_manifests(list(POINTS.items()))) == 2
+
+
+async def test_a_checkpoint_is_deleted_and_its_manifest_stays(catalog: Catalog) -> None:
+    await filled(catalog)
+    saved = await catalog.put_checkpoint(replace(row("c1", 40), expire_us=7), b"m", 1)
+    assert await catalog.delete_checkpoint(name("s"), "c1", request("r")) == saved
+    assert await catalog.list_checkpoints(name("s")) == []
+    assert len(await manifests(catalog)) == 1
+    assert await catalog.delete_checkpoint(name("s"), "c1", request("r")) == saved
+    with pytest.raises(NotFoundError):
+        await catalog.delete_checkpoint(name("s"), "c1", request("other"))
+    again = await catalog.put_checkpoint(row("c1", 40), b"m", 1)
+    assert (again.expire_us, again.create_us > saved.create_us) == (None, True)

@@ -32,7 +32,7 @@ async def test_the_marker_is_what_the_store_was_opened_with(catalog: Catalog) ->
             replace(MARKER, tokenizer_digest=bytes(32)),
             f"tokenizer digest: .* {MARKER.tokenizer_digest.hex()}, ",
         ),
-        (replace(MARKER, schema_version=2), "schema version: the store holds 1, this process has 2"),
+        (replace(MARKER, schema_version=99), "schema version: .* 99"),
     ],
     ids=["namespace", "model", "tokenizer", "schema"],
 )

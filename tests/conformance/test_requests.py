@@ -62,12 +62,13 @@ MUTATIONS: dict[str, Callable[[Catalog, RequestKey], Awaitable[object]]] = {
     "fork": lambda c, r: c.fork(ForkSessions(name("s"), 1, (new("x"), new("y")), r)),
     "rewind": lambda c, r: c.rewind(name("s"), 1, 1, r),
     "put_checkpoint": lambda c, r: put(c, r),
+    "delete_checkpoint": lambda c, r: c.delete_checkpoint(name("s"), "gone", r),
 }
 
 
-async def put(catalog: Catalog, key: RequestKey) -> CheckpointRow:
+async def put(catalog: Catalog, key: RequestKey | None, checkpoint: str = "c1") -> CheckpointRow:
     root = (await catalog.get_session(name("empty"))).head_hash
-    row = CheckpointRow(name("s"), "c1", 1, 0, root, "n", False, 0)
+    row = CheckpointRow(name("s"), checkpoint, 1, 0, root, "n", False, 0)
     return await catalog.put_checkpoint(row, b"manifest", 1, key)
 
 
@@ -76,6 +77,7 @@ async def test_every_mutation_replays_its_answer_and_refuses_other_content(catal
     for session in ("s", "victim", "empty"):
         await owned(catalog, session)
     await catalog.append(AppendTokens(name("s"), 1, (9, 9)))
+    await put(catalog, None, "gone")
     first = await MUTATIONS[mutation](catalog, request("r"))
     state = await catalog.list_sessions(None, None, 100, show_deleted=True)
     again = await MUTATIONS[mutation](catalog, request("r"))

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from forkpoint.errors import ForkpointError
+from forkpoint.ids import SessionName
 from forkpoint.statestore.base import Catalog
 from forkpoint.statestore.calls import AppendTokens, BeginGeneration, ForkSessions, StepCommit
 from forkpoint.statestore.chain import grid_hashes, root_hash
@@ -20,6 +21,8 @@ from forkpoint.statestore.records import (
     CheckpointRow,
     FinishReason,
     Kind,
+    ManifestKey,
+    Pin,
     RequestKey,
     SessionState,
     WorkflowRow,
@@ -85,12 +88,38 @@ class RandomCalls:
             ("update", 1, lambda c: c.update_session(n, None, {"a": "b"}, CheckpointPolicy(7, True))),
             ("checkpoint", 4, await self._checkpoint(catalog, session, epoch, key)),
             ("checkpoints", 2, lambda c: c.list_checkpoints(n)),
+            *self._retention(n, key),
             ("generations", 2, lambda c: c.list_generations(n)),
             ("open", 2, lambda c: c.open_generation(n)),
             ("workflow", 1, lambda c: c.delete_workflow("w")),
         ]
         label, _, call = rng.choices(choices, [weight for _, weight, _ in choices])[0]
         return label, call
+
+    def _retention(self, n: SessionName, key: RequestKey | None) -> list[tuple[str, int, Call]]:
+        rng = self._rng
+        checkpoint, position = f"c{rng.randrange(6)}", rng.randrange(200)
+        numerics = rng.choice((None, "n", "other"))
+        pick, gone = rng.random(), rng.random() < 0.5
+
+        async def drop(c: Catalog) -> object:
+            return await c.drop_checkpoints("w", await c.lineage("w") - (not gone), [(n.session, checkpoint)])
+
+        async def with_manifest(c: Catalog, act: Callable[[Catalog, ManifestKey], Awaitable[object]]) -> object:
+            found = await c.scan_manifests(0, 1000)
+            keys = sorted(scanned.row.key for scanned in found)
+            return await act(c, keys[int(pick * len(keys))]) if keys else None
+
+        return [
+            ("delete checkpoint", 2, lambda c: c.delete_checkpoint(n, checkpoint, key)),
+            ("nearest", 3, lambda c: c.nearest_checkpoint(n, position, numerics)),
+            ("scan", 1, lambda c: c.scan_checkpoints("w", (n.session, checkpoint) if gone else None, 4)),
+            ("drop", 1, drop),
+            ("pin", 1, lambda c: with_manifest(c, lambda c, key: c.pin(Pin(checkpoint, "i", key)))),
+            ("unpin", 1, lambda c: c.unpin(checkpoint)),
+            ("pins", 1, lambda c: c.list_pins()),
+            ("remove manifest", 1, lambda c: with_manifest(c, lambda c, key: c.remove_manifest(key))),
+        ]
 
     async def _checkpoint(self, catalog: Catalog, session: str, epoch: int, key: RequestKey | None) -> Call:
         try:
@@ -115,15 +144,15 @@ async def outcome(call: Call, catalog: Catalog) -> object:
 
 
 def comparable(value: object) -> object:
-    """Branch ids are each backend's own: keep that a row has one, not which."""
-    text = repr(value)
+    """Branch ids and manifests' numbers are each backend's own: keep that there is one, not which."""
+    text = re.sub(r"number=\d+", "number=-", repr(value))
     return re.sub(r"branch='\d+'", "branch='-'", text)
 
 
 async def everything(catalog: Catalog) -> list[object]:
     """All that can be asked of a catalog."""
     rows = await catalog.list_sessions(None, None, 1000, show_deleted=True)
-    found: list[object] = [rows, await catalog.list_manifests(), await catalog.list_workflows("", 10)]
+    found: list[object] = [rows, await catalog.scan_manifests(0, 1000), await catalog.list_workflows("", 10)]
     for row in rows:
         if row.state is not SessionState.DELETED:
             found.append(await catalog.read_log(row.name, 0, 100_000))

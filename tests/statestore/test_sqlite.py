@@ -381,7 +381,7 @@ async def test_a_step_commit_finds_a_damaged_head_too(tmp_path: Path) -> None:
             "GENERATION_RANGE",
         ),
         (
-            "INSERT INTO checkpoints SELECT workflow, session, 'c', branch, 3, 0, x'00', 'n', 0, 0"
+            "INSERT INTO checkpoints SELECT workflow, session, 'c', branch, 3, 0, x'00', 'n', 0, 0, NULL"
             " FROM sessions WHERE session = 's'",
             "MANIFEST_MISSING",
         ),

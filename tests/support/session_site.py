@@ -29,13 +29,20 @@ from forkpoint.statestore.checkpoint import CheckpointStore
 from forkpoint.statestore.file.blobs import FileBlobs
 from forkpoint.statestore.memory.blobs import MemoryBlobs
 from forkpoint.statestore.memory.catalog import MemoryCatalog
-from forkpoint.statestore.records import CheckpointPolicy, FinishReason, RequestKey, StoreMarker, WorkflowRow
+from forkpoint.statestore.records import (
+    SCHEMA_VERSION,
+    CheckpointPolicy,
+    FinishReason,
+    RequestKey,
+    StoreMarker,
+    WorkflowRow,
+)
 from forkpoint.statestore.sqlite.catalog import SqliteCatalog
 from tests.support.hash_engine import ByteCodec, HashEngine
 from tests.support.lasting_faults import LastingFaults
 
 T = TypeVar("T")
-MARKER = StoreMarker(1, "default", b"m" * 32, b"t" * 32)
+MARKER = StoreMarker(SCHEMA_VERSION, "default", b"m" * 32, b"t" * 32)
 WORKFLOW = "w"
 PATIENCE_SECONDS = 10.0
 """No wait of these tests takes long: what hangs must fail."""

@@ -3,6 +3,7 @@
 from forkpoint.ids import SessionName
 from forkpoint.statestore.base import Catalog
 from forkpoint.statestore.records import (
+    SCHEMA_VERSION,
     CheckpointPolicy,
     GenerationParams,
     NewSession,
@@ -13,7 +14,7 @@ from forkpoint.statestore.records import (
     WorkflowRow,
 )
 
-MARKER = StoreMarker(1, "default", bytes(range(32)), bytes(range(32, 64)))
+MARKER = StoreMarker(SCHEMA_VERSION, "default", bytes(range(32)), bytes(range(32, 64)))
 POLICY = CheckpointPolicy(every_tokens=512)
 PARAMS = GenerationParams(SamplingParams(0.7, 40, 0.95, 0.05, -(2**63)), 100, (b"\xff\x00stop",), (3, 4), True)
 DAY_US = 24 * 3600 * 1_000_000
