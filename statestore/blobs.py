@@ -5,7 +5,7 @@ StoreFullError; then nothing of the call took effect, or all of it did. Every ca
 metrics, fault injection (statestore/wrappers) and tiers (statestore/tiers) wrap this port.
 """
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import Protocol, TypeAlias
 
 from forkpoint.statestore.records import Durability
@@ -60,8 +60,24 @@ class BlobStore(Protocol):
         """As put, over whatever is there: how a damaged blob is healed."""
         ...
 
-    async def delete(self, digest: str) -> None:
-        """Idempotent."""
+    @property
+    def tier(self) -> str:
+        """Identity of the place, known after open: the same for every object over it, another for any other place."""
+        ...
+
+    async def fence(self, term: int) -> None:
+        """From now on delete refuses smaller terms, whoever calls it and however long that process was stopped. None of
+        them deletes anything after this returns. Idempotent. Raises StaleCollectorError when the term itself is smaller
+        than one that was claimed."""
+        ...
+
+    async def delete(self, digests: Sequence[str], term: int = 0) -> None:
+        """Remove; those that are not there are none. Durable when it returns. Raises StaleCollectorError when a higher
+        term was claimed; then some of them may be gone."""
+        ...
+
+    async def sizes(self, digests: Sequence[str]) -> list[int | None]:
+        """Stored bytes of each, None where it is not there."""
         ...
 
     def digests(self) -> AsyncIterator[str]:

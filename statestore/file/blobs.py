@@ -10,14 +10,15 @@ import errno
 import itertools
 import re
 import secrets
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Final, ParamSpec, TypeVar
 
 from forkpoint.errors import BlobMissingError, StoreFullError, StoreUnavailableError
 from forkpoint.statestore.blobs import Buffer
-from forkpoint.statestore.file.ops import FileOps, SystemFileOps, make_folders
+from forkpoint.statestore.file.fence import FileFence
+from forkpoint.statestore.file.ops import FileFacts, FileOps, SystemFileOps, make_folders
 from forkpoint.statestore.records import Durability
 from forkpoint.statestore.threads import run_in
 
@@ -50,10 +51,12 @@ class FileBlobs:
         self._closed = False
         self._broken: str | None = None
         self._durable_folders: set[Path] = set()
-        self._durable: dict[str, None] = {}
+        self._durable: dict[str, tuple[int, int]] = {}
         self._token = ""
         self._numbers = itertools.count(1)
         self._lock: int | None = None
+        self._fence = FileFence(root, self._ops, self._temporary)
+        self._tier = ""
         self._guard(self._prepare)
 
     # --- the port ----------------------------------------------------------------------------------------------
@@ -84,8 +87,18 @@ class FileBlobs:
     async def replace(self, digest: str, *pieces: Buffer) -> None:
         await self._run(self._put, self._path(digest), pieces, True)
 
-    async def delete(self, digest: str) -> None:
-        await self._run(self._delete, self._path(digest))
+    @property
+    def tier(self) -> str:
+        return self._tier
+
+    async def fence(self, term: int) -> None:
+        await self._run(self._fence.claim, self._tier, term)
+
+    async def delete(self, digests: Sequence[str], term: int = 0) -> None:
+        await self._run(self._delete, [self._path(digest) for digest in digests], term)
+
+    async def sizes(self, digests: Sequence[str]) -> list[int | None]:
+        return await self._run(self._sizes, [self._path(digest) for digest in digests])
 
     async def digests(self) -> AsyncIterator[str]:
         for first in await self._run(self._ops.names, self._root / "blobs"):
@@ -143,6 +156,11 @@ class FileBlobs:
                 with contextlib.suppress(FileNotFoundError):
                     self._ops.unlink(self._root / "tmp" / name)
             self._ops.unlock(held)
+        self._tier = self._fence.tier()
+
+    def _temporary(self, name: str) -> Path:
+        """Where to write what is renamed to `name` later."""
+        return self._root / "tmp" / f"{self._token}.{next(self._numbers)}-{name[:8]}"
 
     def _take_lock(self) -> None:
         """Hold a lock file of our own; another one when a sweeper was quicker than our flock."""
@@ -163,7 +181,7 @@ class FileBlobs:
     def _put(self, path: Path, pieces: tuple[Buffer, ...], overwrite: bool) -> bool:
         if not overwrite and self._has(path):
             return False
-        temporary = self._root / "tmp" / f"{self._token}.{next(self._numbers)}-{path.name[:8]}"
+        temporary = self._temporary(path.name)
         try:
             self._make_durable_folder(path.parent)
             self._write(temporary, pieces)
@@ -174,8 +192,9 @@ class FileBlobs:
             with contextlib.suppress(OSError):
                 self._ops.unlink(temporary)
             raise
+        facts = self._ops.facts(path)
         self._sync(path.parent)
-        self._remember(path.name)
+        self._remember(path.name, facts)
         return True
 
     def _forget(self) -> None:
@@ -192,19 +211,22 @@ class FileBlobs:
             raise
 
     def _has(self, path: Path) -> bool:
-        """True only when the name is durable: another process may have renamed and not yet synced the folder."""
-        if not self._ops.exists(path):
+        """True only when the name is durable: another process may have renamed and not yet synced the folder. Also a
+        name that was known to be: it may have been collected since, and put again."""
+        facts = self._ops.facts(path)
+        if facts is None:
             self._durable.pop(path.name, None)
             return False
-        if path.name not in self._durable:
+        if self._durable.get(path.name) != facts.mark:
             self._make_durable_folder(path.parent)
             self._sync(path.parent)
-            self._remember(path.name)
+            self._remember(path.name, facts)
         return True
 
-    def _remember(self, digest: str) -> None:
+    def _remember(self, digest: str, facts: FileFacts | None) -> None:
         """Note that a name is durable, so that finding it again costs no sync; forget the oldest of many."""
-        self._durable[digest] = None
+        if facts is not None:
+            self._durable[digest] = facts.mark
         while len(self._durable) > DURABLE_NAMES_MAX:
             self._durable.pop(next(iter(self._durable)), None)
 
@@ -218,10 +240,20 @@ class FileBlobs:
             self._sync(level.parent)
         self._durable_folders.add(folder)
 
-    def _delete(self, path: Path) -> None:
-        with contextlib.suppress(FileNotFoundError):
-            self._ops.unlink(path)
-            self._sync(path.parent)
+    def _delete(self, paths: list[Path], term: int) -> None:
+        """Each folder is synced once, behind the last of its names."""
+        with self._fence.held(self._tier, term):
+            for path in paths:
+                self._durable.pop(path.name, None)
+                with contextlib.suppress(FileNotFoundError):
+                    self._ops.unlink(path)
+            for folder in sorted({path.parent for path in paths}):
+                if self._ops.exists(folder):
+                    self._sync(folder)
+
+    def _sizes(self, paths: list[Path]) -> list[int | None]:
+        found = (self._ops.facts(path) for path in paths)
+        return [None if facts is None else facts.size for facts in found]
 
     def _sync(self, folder: Path) -> None:
         try:

@@ -3,6 +3,7 @@
 import fcntl
 import os
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -10,6 +11,14 @@ from forkpoint.statestore.blobs import Buffer
 
 IOV_MAX: Final = 1024
 """Buffers that one writev takes, on Linux."""
+
+
+@dataclass(frozen=True, slots=True)
+class FileFacts:
+    """Size in bytes, and a mark that another file at the same path, put there later, does not have."""
+
+    size: int
+    mark: tuple[int, int]
 
 
 class FileOps(Protocol):
@@ -41,6 +50,10 @@ class FileOps(Protocol):
 
     def exists(self, path: Path) -> bool:
         """Whether a file or folder is there."""
+        ...
+
+    def facts(self, path: Path) -> FileFacts | None:
+        """What the system knows of a file; None when there is none."""
         ...
 
     def names(self, path: Path) -> list[str]:
@@ -94,6 +107,13 @@ class SystemFileOps:
 
     def exists(self, path: Path) -> bool:
         return path.exists()
+
+    def facts(self, path: Path) -> FileFacts | None:
+        try:
+            found = path.stat()
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        return FileFacts(found.st_size, (found.st_ino, found.st_ctime_ns))
 
     def names(self, path: Path) -> list[str]:
         return sorted(entry.name for entry in path.iterdir()) if path.is_dir() else []

@@ -1,9 +1,11 @@
 """Blobs in a dictionary."""
 
-from collections.abc import AsyncIterator
+import secrets
+from collections.abc import AsyncIterator, Sequence
 
 from forkpoint.errors import BlobMissingError, StoreUnavailableError
 from forkpoint.statestore.blobs import Buffer, joined
+from forkpoint.statestore.errors import StaleCollectorError
 from forkpoint.statestore.records import Durability
 
 
@@ -13,6 +15,8 @@ class MemoryBlobs:
     def __init__(self) -> None:
         self._frames: dict[str, bytes] = {}
         self._closed = False
+        self._tier = secrets.token_hex(16)
+        self._term = 0
 
     @property
     def broken(self) -> str | None:
@@ -48,8 +52,27 @@ class MemoryBlobs:
     async def replace(self, digest: str, *pieces: Buffer) -> None:
         self._open()[digest] = joined(pieces)
 
-    async def delete(self, digest: str) -> None:
-        self._open().pop(digest, None)
+    @property
+    def tier(self) -> str:
+        return self._tier
+
+    async def fence(self, term: int) -> None:
+        self._check(term)
+        self._term = term
+
+    async def delete(self, digests: Sequence[str], term: int = 0) -> None:
+        frames = self._open()
+        self._check(term)
+        for digest in digests:
+            frames.pop(digest, None)
+
+    async def sizes(self, digests: Sequence[str]) -> list[int | None]:
+        frames = self._open()
+        return [len(frames[digest]) if digest in frames else None for digest in digests]
+
+    def _check(self, term: int) -> None:
+        if term < self._term:
+            raise StaleCollectorError(self._tier, term, self._term)
 
     async def digests(self) -> AsyncIterator[str]:
         for digest in list(self._open()):

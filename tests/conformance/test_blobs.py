@@ -1,12 +1,15 @@
 """Blob stores: whole frames under digests, or nothing."""
 
 import asyncio
+from pathlib import Path
 
 import pytest
 
 from forkpoint.errors import BlobMissingError, StoreUnavailableError
 from forkpoint.statestore.blobs import BlobStore
 from forkpoint.statestore.codec import digest_of, encode
+from forkpoint.statestore.errors import StaleCollectorError
+from tests.conformance.backends import Backend
 
 DIGESTS = [digest_of(bytes([index])) for index in range(20)]
 
@@ -45,9 +48,9 @@ async def test_what_was_never_put_is_missing(blobs: BlobStore) -> None:
 
 async def test_delete_is_idempotent(blobs: BlobStore) -> None:
     await blobs.put(DIGESTS[0], b"x")
-    await blobs.delete(DIGESTS[0])
-    await blobs.delete(DIGESTS[0])
-    await blobs.delete(DIGESTS[1])
+    await blobs.delete(DIGESTS[:1])
+    await blobs.delete(DIGESTS[:2])
+    await blobs.delete([])
     assert not await blobs.has(DIGESTS[0])
     assert await blobs.put(DIGESTS[0], b"y")
 
@@ -56,7 +59,7 @@ async def test_all_digests_are_listed(blobs: BlobStore) -> None:
     assert [digest async for digest in blobs.digests()] == []
     for digest in DIGESTS:
         await blobs.put(digest, b"x")
-    await blobs.delete(DIGESTS[3])
+    await blobs.delete([DIGESTS[3]])
     assert {digest async for digest in blobs.digests()} == set(DIGESTS) - {DIGESTS[3]}
 
 
@@ -88,3 +91,58 @@ async def test_calls_after_close_are_unavailable(blobs: BlobStore) -> None:
         await blobs.put(DIGESTS[0], b"x")
     with pytest.raises(StoreUnavailableError):
         await blobs.get(DIGESTS[0])
+
+
+async def test_sizes_are_of_what_is_there(blobs: BlobStore) -> None:
+    await blobs.put(DIGESTS[0], b"x" * 1000)
+    await blobs.put(DIGESTS[2], b"")
+    assert await blobs.sizes(DIGESTS[:3]) == [1000, None, 0]
+    assert await blobs.sizes([]) == []
+
+
+async def test_a_place_has_an_identity_of_its_own(blobs: BlobStore, blob_backend: Backend, folder: Path) -> None:
+    assert blob_backend.blobs is not None
+    (folder / "elsewhere").mkdir()
+    stranger = blob_backend.blobs(folder / "elsewhere")
+    await stranger.open()
+    assert blobs.tier
+    assert stranger.tier != blobs.tier
+    await stranger.close()
+    if blob_backend.persistent:
+        again = blob_backend.blobs(folder)
+        await again.open()
+        assert again.tier == blobs.tier
+        await again.close()
+
+
+async def test_a_collector_deletes_under_the_highest_term_only(blobs: BlobStore) -> None:
+    for digest in DIGESTS[:3]:
+        await blobs.put(digest, b"x")
+    await blobs.delete(DIGESTS[:1])
+    await blobs.fence(2)
+    await blobs.fence(2)
+    for term in (0, 1):
+        with pytest.raises(StaleCollectorError):
+            await blobs.delete(DIGESTS[1:2], term)
+    with pytest.raises(StaleCollectorError):
+        await blobs.fence(1)
+    assert [await blobs.has(digest) for digest in DIGESTS[:3]] == [False, True, True]
+    await blobs.delete(DIGESTS[1:2], 2)
+    await blobs.delete(DIGESTS[2:3], 7)
+    assert [await blobs.has(digest) for digest in DIGESTS[:3]] == [False, False, False]
+    await blobs.delete(DIGESTS[:1], 3)
+
+
+async def test_a_fence_holds_for_whoever_opens_the_place(blobs: BlobStore, blob_backend: Backend, folder: Path) -> None:
+    if blob_backend.blobs is None or not blob_backend.persistent:
+        return
+    again = blob_backend.blobs(folder)
+    await again.open()
+    await blobs.put(DIGESTS[0], b"x")
+    await again.fence(5)
+    with pytest.raises(StaleCollectorError):
+        await blobs.delete(DIGESTS[:1], 4)
+    assert await again.has(DIGESTS[0])
+    await blobs.delete(DIGESTS[:1], 5)
+    assert not await again.has(DIGESTS[0])
+    await again.close()

@@ -203,7 +203,7 @@ async def test_a_damaged_manifest_is_healed_by_the_next_save_and_a_whole_one_kep
 
 async def test_a_missing_blob_is_named_and_the_next_save_brings_it_back(store: Store) -> None:
     saved = await store.save()
-    await store.port.delete(saved.parts[2].digest)
+    await store.port.delete([saved.parts[2].digest])
     with pytest.raises(BlobMissingError) as raised:
         await store.load(saved.manifest)
     assert raised.value.digest == saved.parts[2].digest

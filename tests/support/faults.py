@@ -74,9 +74,21 @@ class FaultyBlobs:
         self.hidden.discard(digest)
         await self._inner.replace(digest, *pieces)
 
-    async def delete(self, digest: str) -> None:
+    @property
+    def tier(self) -> str:
+        return self._inner.tier
+
+    async def fence(self, term: int) -> None:
+        self._enter("fence")
+        await self._inner.fence(term)
+
+    async def delete(self, digests: Sequence[str], term: int = 0) -> None:
         self._enter("delete")
-        await self._inner.delete(digest)
+        await self._inner.delete(digests, term)
+
+    async def sizes(self, digests: Sequence[str]) -> list[int | None]:
+        self._enter("sizes")
+        return await self._inner.sizes(digests)
 
     async def digests(self) -> AsyncIterator[str]:
         self._enter("digests")
