@@ -49,7 +49,8 @@ class Catalog(CollectionCatalog, Protocol):
 
     A `request` is looked up before anything else. When it was answered in the last 24 hours the stored answer comes
     back, whatever became of the session since; with another digest, or of another method, it is RequestIdReusedError.
-    The answer is stored in the transaction of the effect; a call that fails stores none.
+    The answer is stored in the transaction of the effect; a call that fails stores none. Its workflow is the one that
+    the call acts on; a backend that keeps workflows apart raises InvalidFieldError for another.
     """
 
     @property

@@ -17,6 +17,8 @@ from forkpoint.statestore.file.blobs import FileBlobs
 from forkpoint.statestore.memory.blobs import MemoryBlobs
 from forkpoint.statestore.memory.catalog import MemoryCatalog
 from forkpoint.statestore.sqlite.catalog import SqliteCatalog
+from tests.support.redis_servers import PRODUCTS, binary
+from tests.support.redis_stores import redis_catalog
 
 
 @dataclass(frozen=True)
@@ -28,6 +30,20 @@ class Backend:
     catalog: Callable[[Path, Clock], Catalog] | None = None
     blobs: Callable[[Path], BlobStore] | None = None
     persistent: bool = True
+    namespaces: bool = False
+    """One place holds a store for every namespace."""
+    missing: str = ""
+    """Why it can't be had on this machine; its tests are skipped."""
+
+
+def _redis(product: str) -> Backend:
+    missing = "" if binary(product) else f"{product}'s server is not installed"
+    return Backend(
+        product,
+        lambda folder, clock: redis_catalog(product, folder, clock),
+        namespaces=True,
+        missing=missing,
+    )
 
 
 def backends() -> list[Backend]:
@@ -36,6 +52,7 @@ def backends() -> list[Backend]:
         Backend("memory", lambda folder, clock: MemoryCatalog(clock), lambda folder: MemoryBlobs(), persistent=False),
         Backend("sqlite", lambda folder, clock: SqliteCatalog(folder / "catalog.db", clock)),
         Backend("file", None, lambda folder: FileBlobs(folder / "blobs")),
+        *(_redis(product) for product in PRODUCTS),
     ]
     for entry in filter(None, os.environ.get("FORKPOINT_CONFORMANCE", "").split(",")):
         module, _, function = entry.partition(":")

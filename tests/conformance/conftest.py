@@ -11,8 +11,14 @@ from forkpoint.statestore.blobs import BlobStore
 from tests.conformance.backends import Backend, backends
 from tests.support.store import MARKER, ManualClock
 
-CATALOGS = [backend for backend in backends() if backend.catalog]
-BLOBS = [backend for backend in backends() if backend.blobs]
+
+def _parameter(backend: Backend) -> object:
+    skips = [pytest.mark.skip(reason=backend.missing)] if backend.missing else []
+    return pytest.param(backend, id=backend.label, marks=skips)
+
+
+CATALOGS = [_parameter(backend) for backend in backends() if backend.catalog]
+BLOBS = [_parameter(backend) for backend in backends() if backend.blobs]
 OpenCatalog = Callable[[], Awaitable[Catalog]]
 
 
@@ -21,7 +27,7 @@ def clock() -> ManualClock:
     return ManualClock()
 
 
-@pytest.fixture(params=CATALOGS, ids=lambda backend: backend.label)
+@pytest.fixture(params=CATALOGS)
 def backend(request: pytest.FixtureRequest) -> Backend:
     return request.param  # type: ignore[no-any-return]
 
@@ -69,7 +75,7 @@ def another(catalog: Catalog, unopened: Callable[[], Catalog]) -> OpenCatalog:
     return make
 
 
-@pytest.fixture(params=BLOBS, ids=lambda backend: backend.label)
+@pytest.fixture(params=BLOBS)
 def blob_backend(request: pytest.FixtureRequest) -> Backend:
     return request.param  # type: ignore[no-any-return]
 

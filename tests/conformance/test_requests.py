@@ -52,7 +52,7 @@ async def test_a_failed_call_stores_no_answer(catalog: Catalog) -> None:
 
 
 MUTATIONS: dict[str, Callable[[Catalog, RequestKey], Awaitable[object]]] = {
-    "create_workflow": lambda c, r: c.create_workflow(WorkflowRow("fresh"), r),
+    "create_workflow": lambda c, r: c.create_workflow(WorkflowRow(r.workflow), r),
     "create_session": lambda c, r: c.create_session(new("fresh"), r),
     "delete_session": lambda c, r: c.delete_session(name("victim"), 5, r),
     "acquire": lambda c, r: c.acquire(name("s"), "node-b", 1, r),
@@ -78,16 +78,18 @@ async def test_every_mutation_replays_its_answer_and_refuses_other_content(catal
         await owned(catalog, session)
     await catalog.append(AppendTokens(name("s"), 1, (9, 9)))
     await put(catalog, None, "gone")
-    first = await MUTATIONS[mutation](catalog, request("r"))
+    workflow = "fresh" if mutation == "create_workflow" else "w"
+    key, other = request("r", workflow=workflow), request("r", b"other", workflow=workflow)
+    first = await MUTATIONS[mutation](catalog, key)
     state = await catalog.list_sessions(None, None, 100, show_deleted=True)
-    again = await MUTATIONS[mutation](catalog, request("r"))
+    again = await MUTATIONS[mutation](catalog, key)
     assert await catalog.list_sessions(None, None, 100, show_deleted=True) == state
     assert _without_replayed(again) == _without_replayed(first)
-    assert json.loads(await catalog.find_request(request("r")) or "null") is not None
+    assert json.loads(await catalog.find_request(key) or "null") is not None
     with pytest.raises(RequestIdReusedError):
-        await MUTATIONS[mutation](catalog, request("r", b"other"))
+        await MUTATIONS[mutation](catalog, other)
     with pytest.raises(RequestIdReusedError):
-        await catalog.find_request(request("r", b"other"))
+        await catalog.find_request(other)
 
 
 def _without_replayed(result: object) -> object:
@@ -98,9 +100,12 @@ def _without_replayed(result: object) -> object:
 
 async def test_request_ids_of_callers_and_workflows_do_not_meet(catalog: Catalog) -> None:
     await owned(catalog, "s")
+    await owned(catalog, "s", "v")
     for key in (request("r"), request("r", caller="you"), request("r", workflow="v"), request("R")):
-        assert not (await catalog.append(AppendTokens(name("s"), 1, (1,), request=key))).replayed
-    assert (await catalog.get_session(name("s"))).head == 4
+        call = AppendTokens(name("s", key.workflow), 1, (1,), request=key)
+        assert not (await catalog.append(call)).replayed
+    assert (await catalog.get_session(name("s"))).head == 3
+    assert (await catalog.get_session(name("s", "v"))).head == 1
 
 
 async def test_an_answer_is_kept_for_a_day_and_then_forgotten(catalog: Catalog, clock: ManualClock) -> None:

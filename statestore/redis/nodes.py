@@ -1,0 +1,36 @@
+"""Incarnations and their leases."""
+
+from forkpoint.errors import AlreadyExistsError, NotFoundError
+from forkpoint.statestore.records import NodeRow
+from forkpoint.statestore.redis.access import Access
+from forkpoint.statestore.redis.functions import Refusal
+from forkpoint.statestore.redis.hashes import fields_of, flat_of, node_of
+
+
+async def register(access: Access, node: NodeRow) -> None:
+    """Catalog.register_node."""
+    fields = flat_of(node=node.node, address=node.address, numerics=node.numerics_id, lock=node.lock_path)
+    try:
+        await access.functions.write(access.keys.store, "register_node", None, node.incarnation, *fields)
+    except Refusal:
+        raise AlreadyExistsError(f"nodes/{node.incarnation}") from None
+
+
+async def renew(access: Access, incarnation: str) -> int:
+    """Catalog.renew_lease."""
+    try:
+        answer = await access.functions.write(access.keys.store, "renew_lease", None, incarnation)
+    except Refusal:
+        raise NotFoundError(f"nodes/{incarnation}") from None
+    return int(answer.value[0])
+
+
+async def remove(access: Access, incarnation: str) -> None:
+    """Catalog.remove_node."""
+    await access.functions.write(access.keys.store, "remove_node", None, incarnation)
+
+
+async def list_all(access: Access) -> list[NodeRow]:
+    """Catalog.list_nodes."""
+    found = await access.functions.read(access.keys.store, "list_nodes")
+    return [node_of(bytes(incarnation).decode(), fields_of(fields)) for incarnation, fields in found]

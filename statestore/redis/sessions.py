@@ -1,0 +1,200 @@
+"""Sessions: names that point at branches, with an owner, an epoch and a head."""
+
+from collections.abc import Sequence
+from secrets import token_hex
+from typing import Any, Final
+
+from forkpoint.errors import ForkpointError, NotFoundError, PreconditionError
+from forkpoint.ids import SessionName
+from forkpoint.statestore.records import CheckpointPolicy, NewSession, RequestKey, SessionRow, SessionState
+from forkpoint.statestore.redis import workflows
+from forkpoint.statestore.redis.access import Access
+from forkpoint.statestore.redis.connection import Call
+from forkpoint.statestore.redis.functions import Argument, Refusal
+from forkpoint.statestore.redis.hashes import (
+    StoredSession,
+    fields_of,
+    flat_of,
+    policy_fields,
+    session_fields,
+    session_of,
+)
+from forkpoint.statestore.redis.refusals import session_error
+from forkpoint.statestore.rowjson import dump
+
+LIST_TOGETHER: Final = 16
+"""Workflows that are asked for their sessions at once."""
+
+
+async def change(
+    access: Access,
+    function: str,
+    name: SessionName,
+    request: RequestKey | None,
+    *arguments: Argument,
+    epoch: int = 0,
+) -> tuple[SessionRow, bool]:
+    """Call a function that answers with the session's row; the row, and whether it is an earlier answer."""
+    try:
+        answer = await access.functions.write(
+            access.keys.workflow(name.workflow),
+            function,
+            access.request_in(name.workflow, request),
+            name.session,
+            *arguments,
+        )
+    except Refusal as refusal:
+        raise session_error(refusal, name, epoch) from None
+    return session_of(name, fields_of(answer.value[1])).row, answer.replayed
+
+
+async def create(access: Access, new: NewSession, request: RequestKey | None) -> tuple[SessionRow, bool]:
+    """Catalog.create_session."""
+    return await change(access, "create_session", new.name, request, access.root, *session_fields(new))
+
+
+async def load(access: Access, name: SessionName) -> StoredSession:
+    """The session, deleted or not. Raises NotFoundError."""
+    base = access.keys.workflow(name.workflow)
+    flat = await access.functions.connection.call(base, "HGETALL", f"{base}:session:{name.session}")
+    if not flat:
+        raise NotFoundError(str(name))
+    return session_of(name, fields_of(flat))
+
+
+async def list_some(
+    access: Access, workflow: str | None, after: SessionName | None, limit: int, show_deleted: bool
+) -> list[SessionRow]:
+    """Catalog.list_sessions."""
+    if workflow is not None:
+        if after is not None and after.workflow > workflow:
+            return []
+        return await _list_in(access, [workflow], after, limit, show_deleted)
+    found: list[SessionRow] = []
+    async for names in workflows.pages(access, f"[{after.workflow}" if after else "-"):
+        for first in range(0, len(names), LIST_TOGETHER):
+            together = names[first : first + LIST_TOGETHER]
+            found += await _list_in(access, together, after, limit - len(found), show_deleted)
+            if len(found) >= limit:
+                return found[:limit]
+    return found
+
+
+async def _list_in(
+    access: Access, names: Sequence[str], after: SessionName | None, limit: int, show_deleted: bool
+) -> list[SessionRow]:
+    index = "sessions" if show_deleted else "live"
+
+    def start(workflow: str) -> str:
+        return after.session if after is not None and after.workflow == workflow else ""
+
+    replies = await access.functions.read_many(
+        [(access.keys.workflow(name), "list_sessions", (index, start(name), limit)) for name in names]
+    )
+    rows = [_listed(name, found) for name, reply in zip(names, replies, strict=True) for found in reply]
+    return rows[:limit]
+
+
+def _listed(workflow: str, found: Sequence[Any]) -> SessionRow:
+    return session_of(SessionName(workflow, bytes(found[0]).decode()), fields_of(found[1])).row
+
+
+async def list_open_generations(access: Access) -> list[SessionRow]:
+    """Catalog.list_open_generations. Workflows that have none any more are taken off the list on the way."""
+    listed = await access.functions.connection.call(access.keys.store, "SMEMBERS", f"{access.keys.store}:generating")
+    entries = [bytes(entry).decode() for entry in listed]
+    names = sorted({entry.partition(" ")[0] for entry in entries})
+    replies = await access.functions.read_many([(access.keys.workflow(name), "list_open", ()) for name in names])
+    by_workflow = dict(zip(names, replies, strict=True))
+    for entry in entries:
+        if not by_workflow[entry.partition(" ")[0]]:
+            await _unlist(access, entry)
+    rows = [_listed(name, found) for name, reply in by_workflow.items() for found in reply]
+    return sorted(rows, key=lambda row: (-row.update_us, row.name))
+
+
+async def list_generating(access: Access, workflow: str) -> str:
+    """Put a workflow on the list under a new token, and return that."""
+    token = token_hex(8)
+    await access.functions.write(access.keys.store, "list_generating", None, f"{workflow} {token}")
+    return token
+
+
+async def _unlist(access: Access, entry: str) -> None:
+    """Take an entry off the list, unless a generation was begun meanwhile. Best effort: it costs a look next time."""
+    workflow, _, token = entry.partition(" ")
+    try:
+        await access.functions.write(access.keys.workflow(workflow), "unlist", None, token)
+        await access.functions.write(access.keys.store, "unlist_generating", None, entry)
+    except (Refusal, ForkpointError):
+        return
+
+
+async def update(
+    access: Access,
+    name: SessionName,
+    revision: int | None,
+    labels: dict[str, str] | None,
+    policy: CheckpointPolicy | None,
+    expire_us: int | None,
+) -> SessionRow:
+    """Catalog.update_session."""
+    fields = flat_of(
+        labels=None if labels is None else dump(labels),
+        expire=expire_us,
+        **({} if policy is None else policy_fields(policy)),
+    )
+    row, _ = await change(access, "update_session", name, None, "" if revision is None else revision, *fields)
+    return row
+
+
+async def delete(access: Access, name: SessionName, purge_us: int, request: RequestKey | None) -> SessionRow:
+    """Catalog.delete_session."""
+    return (await change(access, "delete_session", name, request, purge_us))[0]
+
+
+async def undelete(access: Access, name: SessionName) -> SessionRow:
+    """Catalog.undelete_session."""
+    return (await change(access, "undelete_session", name, None))[0]
+
+
+async def acquire(
+    access: Access, name: SessionName, incarnation: str, expected_epoch: int, request: RequestKey | None
+) -> SessionRow:
+    """Catalog.acquire."""
+    row, _ = await change(access, "acquire", name, request, expected_epoch, incarnation, epoch=expected_epoch)
+    return row
+
+
+async def release(
+    access: Access, name: SessionName, epoch: int, state: SessionState, reason: str, request: RequestKey | None
+) -> SessionRow:
+    """Catalog.release."""
+    if state is SessionState.DELETED:
+        raise PreconditionError("a session is deleted by delete_session only")
+    fields = flat_of(owner="", state=state.value, reason=reason)
+    return (await change(access, "release", name, request, epoch, *fields, epoch=epoch))[0]
+
+
+async def note_numerics(
+    access: Access, name: SessionName, epoch: int, numerics_ids: tuple[str, ...], exact: bool
+) -> SessionRow:
+    """Catalog.note_numerics."""
+    fields = flat_of(numerics=dump(list(numerics_ids)), exact=int(exact))
+    return (await change(access, "note_numerics", name, None, epoch, *fields, epoch=epoch))[0]
+
+
+async def learn(access: Access, names: Sequence[SessionName]) -> None:
+    """Read the heads of sessions into what is known; of those that are not there nothing is."""
+    calls = []
+    for name in names:
+        base = access.keys.workflow(name.workflow)
+        key = f"{base}:session:{name.session}"
+        calls.append(Call(base, ("HMGET", key, "branch", "head", "grid", "tail")))
+    replies = await access.functions.connection.pipeline(calls)
+    for name, reply in zip(names, replies, strict=True):
+        if isinstance(reply, BaseException):
+            raise access.functions.error(reply) from reply
+        access.heads.forget(name)
+        if reply[0] is not None:
+            access.heads.note(name, *reply)
