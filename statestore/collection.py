@@ -52,6 +52,10 @@ class CollectionCatalog(Protocol):
         """Who collects a tier; term 0 and holder "" when nobody ever did."""
         ...
 
+    async def list_collectors(self) -> list[CollectorRow]:
+        """The rows of all tiers that anybody ever collected, ascending by tier."""
+        ...
+
     async def elect_collector(self, tier: str, holder: str, expected_term: int) -> CollectorRow:
         """Make `holder` the tier's collector, term + 1, counter 1. StaleCollectorError unless the tier is at
         `expected_term`. Whether an earlier holder lives is the caller's to judge; its term is over either way."""

@@ -86,6 +86,15 @@ def seal(manifest: Manifest) -> bytes:
 def unseal(data: bytes, where: str = "manifest") -> Manifest:
     """Parse and verify. Raises BlobDamagedError (naming `where`) when bytes are damaged, StateIncompatibleError when
     they are whole and of another format version."""
+    message = _open(data, where)
+    if len(message.chain_hash) != DIGEST_BYTES or message.position < 0 or message.position % TILE_TOKENS:
+        raise BlobDamagedError(where, "no grid position or chain hash")
+    identity = StateIdentity(message.namespace, message.model_digest, message.tokenizer_digest, message.layout)
+    parts = tuple(_part(part, where) for part in message.parts)
+    return Manifest(identity, tuple(message.numerics_ids), message.position, message.chain_hash, parts)
+
+
+def _open(data: bytes, where: str) -> manifest_pb2.Manifest:
     try:
         sealed = manifest_pb2.SealedManifest.FromString(data)
         if blake3(sealed.manifest).digest() != sealed.self_hash:
@@ -95,11 +104,12 @@ def unseal(data: bytes, where: str = "manifest") -> Manifest:
         raise BlobDamagedError(where, "not a manifest") from error
     if message.format_version != FORMAT_VERSION:
         raise StateIncompatibleError("manifest format", str(message.format_version), str(FORMAT_VERSION))
-    if len(message.chain_hash) != DIGEST_BYTES or message.position < 0 or message.position % TILE_TOKENS:
-        raise BlobDamagedError(where, "no grid position or chain hash")
-    identity = StateIdentity(message.namespace, message.model_digest, message.tokenizer_digest, message.layout)
-    parts = tuple(_part(part, where) for part in message.parts)
-    return Manifest(identity, tuple(message.numerics_ids), message.position, message.chain_hash, parts)
+    return message
+
+
+def digests_in(data: bytes, where: str = "manifest") -> list[bytes]:
+    """The digests of all blobs that a sealed manifest names, 32 bytes each. Raises what unseal raises."""
+    return [part.blake3 for part in _open(data, where).parts]
 
 
 def _part(part: manifest_pb2.Part, where: str) -> ManifestPart:

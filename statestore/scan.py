@@ -10,6 +10,8 @@ from forkpoint.statestore.records import CheckpointRow, ScannedManifest, Session
 
 PAGE: Final = 1000
 """Rows of one transaction."""
+MANIFEST_PAGE: Final = 64
+"""Manifests of one transaction: one of a million tokens is more than a megabyte."""
 
 
 async def all_sessions(catalog: Catalog, workflow: str | None = None) -> AsyncIterator[SessionRow]:
@@ -32,7 +34,7 @@ async def all_checkpoints(catalog: Catalog, workflow: str) -> AsyncIterator[Chec
 
 async def all_manifests(catalog: CollectionCatalog, after: int = 0) -> AsyncIterator[ScannedManifest]:
     """Every manifest with a number above `after`, ascending."""
-    while found := await catalog.scan_manifests(after, PAGE):
+    while found := await catalog.scan_manifests(after, MANIFEST_PAGE):
         for scanned in found:
             yield scanned
         after = found[-1].number

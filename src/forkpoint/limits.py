@@ -16,6 +16,22 @@ DIGEST_BYTES: Final = 32
 
 CHECKPOINT_EVERY_TOKENS_DEFAULT: Final = 512
 """About a quarter of a second of replay of the tiny model on two cores."""
+CHECKPOINTS_KEPT_DEFAULT: Final = 3
+CHECKPOINTS_KEPT_MIN: Final = 2
+"""A session's newest checkpoints that stay: should the newest be damaged, there is the one before it."""
+CHECKPOINTS_KEPT_MAX: Final = 1000
+LADDER_STEP_TOKENS_DEFAULT: Final = 4096
+"""Of the older ones, one every so many tokens and ever fewer further back: a fork from the past replays about as far as
+it lies behind the head."""
+LADDER_STEP_TOKENS_MAX: Final = 1_048_576
+GC_INTERVAL_SECONDS_DEFAULT: Final = 300
+GC_GRACE_SECONDS_DEFAULT: Final = 600
+"""A blob that no manifest names is left alone for so long, on the collector's own clock: it may be part of a checkpoint
+that is being written, which would have to store it again."""
+GC_SECONDS_MAX: Final = 30 * 24 * 3600
+COLLECTOR_TTL_SECONDS: Final = 20.0
+"""A collector whose counter stands still for so long, on the observer's own clock, is taken for dead."""
+COLLECTOR_RENEW_SECONDS: Final = 5.0
 PREFILL_CHUNK_TOKENS_DEFAULT: Final = 512
 """Prompt tokens a step may consume beside the decoding sessions: bounds the gap between two decoded tokens."""
 
@@ -67,6 +83,9 @@ assert SPLIT_TOKENS % PAGE_TOKENS == 0
 assert CHECKPOINT_EVERY_TOKENS_DEFAULT % TILE_TOKENS == 0
 assert 2 * PAGE_BYTES_MAX <= MESSAGE_BYTES_MAX
 assert 3 * max(APPEND_TEXT_BYTES_MAX, INPUT_TOKENS_MAX) < MESSAGE_BYTES_MAX, "an id below 2^21 is three bytes"
+assert CHECKPOINTS_KEPT_MIN <= CHECKPOINTS_KEPT_DEFAULT <= CHECKPOINTS_KEPT_MAX
+assert LADDER_STEP_TOKENS_DEFAULT % TILE_TOKENS == 0
+assert COLLECTOR_TTL_SECONDS >= 3 * COLLECTOR_RENEW_SECONDS
 assert LEASE_TTL_SECONDS >= 3 * LEASE_RENEW_SECONDS
 assert STREAM_BUFFER_TOKENS > 0
 assert 0 <= STREAM_AGE_JITTER < 1

@@ -60,6 +60,9 @@ class MemoryCollection(MemoryLog):
     async def get_collector(self, tier: str) -> CollectorRow:
         return self._open().collectors.get(tier, CollectorRow(tier, "", 0, 0))
 
+    async def list_collectors(self) -> list[CollectorRow]:
+        return sorted(self._open().collectors.values(), key=lambda row: row.tier)
+
     async def elect_collector(self, tier: str, holder: str, expected_term: int) -> CollectorRow:
         self._check_term(tier, expected_term)
         row = CollectorRow(tier, holder, expected_term + 1, 1)

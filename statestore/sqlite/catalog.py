@@ -286,6 +286,9 @@ class SqliteCatalog:
     async def get_collector(self, tier: str) -> CollectorRow:
         return await self._read(collection.get_collector, tier)
 
+    async def list_collectors(self) -> list[CollectorRow]:
+        return await self._read(collection.list_collectors)
+
     async def elect_collector(self, tier: str, holder: str, expected_term: int) -> CollectorRow:
         return await self._write(collection.elect, tier, holder, expected_term)
 

@@ -62,6 +62,11 @@ def get_collector(tx: Tx, tier: str) -> CollectorRow:
     return CollectorRow(tier, "", 0, 0) if row is None else CollectorRow(*row)
 
 
+def list_collectors(tx: Tx) -> list[CollectorRow]:
+    """Catalog.list_collectors."""
+    return [CollectorRow(*row) for row in tx.rows("SELECT tier, holder, term, counter FROM collectors ORDER BY tier")]
+
+
 def elect(tx: Tx, tier: str, holder: str, expected_term: int) -> CollectorRow:
     """Catalog.elect_collector."""
     _check_term(tx, tier, expected_term)

@@ -156,6 +156,8 @@ async def test_a_collector_is_elected_at_the_term_that_was_seen(catalog: Catalog
     assert await catalog.get_collector("t") == CollectorRow("t", "i1", 1, 3)
     assert await catalog.elect_collector("t", "i2", 1) == CollectorRow("t", "i2", 2, 1)
     assert await catalog.get_collector("other") == CollectorRow("other", "", 0, 0)
+    await catalog.elect_collector("a", "i3", 0)
+    assert await catalog.list_collectors() == [CollectorRow("a", "i3", 1, 1), CollectorRow("t", "i2", 2, 1)]
 
 
 async def test_a_collector_whose_term_is_over_can_do_nothing(catalog: Catalog) -> None:
