@@ -53,6 +53,7 @@ from forkpoint.statestore.sqlite import (
     retention,
     selfcheck,
     sessions,
+    step,
     workflows,
 )
 from forkpoint.statestore.sqlite.connection import SqliteConnection
@@ -199,7 +200,7 @@ class SqliteCatalog:
         return await self._write(generations.begin, begin)
 
     async def commit_step(self, commits: Sequence[StepCommit]) -> list[StepOutcome]:
-        return await self._write(log.commit_step, commits)
+        return await self._write(step.commit, commits)
 
     async def open_generation(self, name: SessionName) -> GenerationRow | None:
         return await self._read(generations.open_one, name)

@@ -6,7 +6,7 @@ from forkpoint.statestore.calls import ForkOutcome, ForkSessions
 from forkpoint.statestore.records import RequestKey, SessionRow
 from forkpoint.statestore.rowjson import session_from_value, session_to_value
 from forkpoint.statestore.rules import check_children, check_epoch, check_position
-from forkpoint.statestore.sqlite import log, requests, sessions
+from forkpoint.statestore.sqlite import log, pending, requests, sessions
 from forkpoint.statestore.sqlite.tx import Tx
 
 
@@ -17,6 +17,7 @@ def fork(tx: Tx, call: ForkSessions) -> ForkOutcome:
         children = tuple(session_from_value(child) for child in answer["children"])
         return ForkOutcome(children, answer["position"], True)
     check_children(call)
+    pending.settle(tx, call.parent)
     stored = sessions.live(tx, call.parent)
     position = stored.row.head if call.position is None else call.position
     check_position(call.parent, position, stored.row.head)

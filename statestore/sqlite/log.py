@@ -1,12 +1,11 @@
-"""The token log: appends, verified reads across ancestors, and the step's commit."""
+"""The token log: appends, and verified reads across ancestors."""
 
 from collections.abc import Iterator, Sequence
-from typing import Any, Final
+from typing import Final
 
 from forkpoint.errors import LogCorruptError, SessionBusyError
 from forkpoint.ids import SessionName
 from forkpoint.limits import TILE_TOKENS
-from forkpoint.statestore.calls import StepCommit, StepOutcome, StepStatus
 from forkpoint.statestore.chain import HashChain
 from forkpoint.statestore.logrecord import (
     RECORD_TOKENS_MAX,
@@ -17,7 +16,7 @@ from forkpoint.statestore.logrecord import (
 )
 from forkpoint.statestore.records import Kind, LogSlice
 from forkpoint.statestore.rules import check_epoch, check_expected, check_position
-from forkpoint.statestore.sqlite import sessions
+from forkpoint.statestore.sqlite import pending, sessions
 from forkpoint.statestore.sqlite.sessions import StoredSession
 from forkpoint.statestore.sqlite.tx import Tx
 
@@ -35,15 +34,20 @@ SELECT branch, begin, cut FROM up ORDER BY cut, begin
 
 
 class BranchRecords:
-    """Records of a branch and its ancestors, as far back as a read from `start` needs."""
+    """Records of a session's branch and its ancestors, as far back as a read from `start` needs. Only its own branch
+    can have pending tokens that count: a fork moves its parent's into the log."""
 
-    def __init__(self, tx: Tx, branch: int, head: int, start: int) -> None:
+    def __init__(self, tx: Tx, stored: StoredSession, start: int) -> None:
         self._tx = tx
+        self._pending = stored.pending
         lowest = max(0, start - _LOOK_BACK)
-        self._parts = [(int(b), int(begin), int(cut)) for b, begin, cut in tx.rows(_ANCESTRY, branch, head, lowest)]
+        rows = tx.rows(_ANCESTRY, stored.branch, stored.row.head, lowest)
+        self._parts = [(int(branch), int(begin), int(cut)) for branch, begin, cut in rows]
 
     def covering(self, position: int) -> int | None:
         """RecordSource.covering."""
+        if self._pending is not None and position >= self._pending.start:
+            return self._pending.start
         for branch, begin, cut in self._parts:
             if begin <= position < cut:
                 row = self._tx.one("SELECT max(start) FROM log WHERE branch = ? AND start <= ?", branch, position)
@@ -55,6 +59,8 @@ class BranchRecords:
         for branch, begin, cut in self._parts:
             if cut <= first or begin >= stop:
                 continue
+            if self._pending is not None and branch == self._pending.branch and first >= self._pending.start:
+                continue
             rows = self._tx.rows(
                 "SELECT start, record FROM log WHERE branch = ?1 AND start < ?3 AND start >="
                 " coalesce((SELECT max(start) FROM log WHERE branch = ?1 AND start <= ?2), 0) ORDER BY start",
@@ -64,13 +70,15 @@ class BranchRecords:
             )
             for start, data in rows:
                 yield StoredRecord(branch, start, cut, data)
+        if (last := self._pending) is not None and last.start < stop:
+            yield StoredRecord(last.branch, last.start, last.chain.position, last.record)
 
 
 def position_chain(tx: Tx, stored: StoredSession, position: int) -> HashChain:
     """The chain at a position of the session's log. Raises LogCorruptError."""
     if position == stored.chain.position:
         return stored.chain.copy()
-    records = BranchRecords(tx, stored.branch, stored.row.head, position - 1)
+    records = BranchRecords(tx, stored, position - 1)
     return chain_at(str(stored.row.name), records, tx.root, position)
 
 
@@ -82,7 +90,7 @@ def read(tx: Tx, name: SessionName, start: int, limit: int) -> LogSlice:
     stop = min(head, start + limit)
     if stop <= start:
         return LogSlice(start, (), (), ())
-    stretch = read_stretch(str(name), BranchRecords(tx, stored.branch, head, start), start, stop)
+    stretch = read_stretch(str(name), BranchRecords(tx, stored, start), start, stop)
     if stop == head:
         _check_head(tx, stored, stretch.chain)
     return stretch.slice(start)
@@ -110,8 +118,7 @@ def write(
 ) -> None:
     """Append records and move `chain` to their end; the session's row is the caller's to move."""
     for start, record in write_records(branch, chain, epoch, kind, token_ids, logprobs):
-        if not tx.run("INSERT OR IGNORE INTO log (branch, start, record) VALUES (?, ?, ?)", branch, start, record):
-            raise LogCorruptError(str(name), start, start, "the log goes on behind the session's head")
+        pending.add_record(tx, name, branch, start, record)
 
 
 def append_at_head(
@@ -148,47 +155,3 @@ def move_head(tx: Tx, name: SessionName, chain: HashChain) -> None:
         name.workflow,
         name.session,
     )
-
-
-def commit_step(tx: Tx, commits: Sequence[StepCommit]) -> list[StepOutcome]:
-    """Catalog.commit_step."""
-    return [_commit_one(tx, commit) for commit in commits]
-
-
-def _commit_one(tx: Tx, commit: StepCommit) -> StepOutcome:
-    name = commit.session
-    found: tuple[Any, ...] | None = tx.one(
-        "SELECT branch, epoch, head, grid_hash, tail, open_generation FROM sessions WHERE workflow = ? AND session = ?",
-        name.workflow,
-        name.session,
-    )
-    if found is None:
-        return StepOutcome(StepStatus.CONFLICT, 0, tx.root, 0)
-    branch, epoch, head, grid_hash, tail, generation = found
-    chain = HashChain(head, grid_hash, tail)
-    if commit.epoch != epoch:
-        return StepOutcome(StepStatus.STALE_EPOCH, head, chain.head_hash(), epoch)
-    if commit.start != head or generation != commit.generation:
-        return StepOutcome(StepStatus.CONFLICT, head, chain.head_hash(), epoch)
-    write(tx, name, branch, chain, epoch, Kind.GENERATED, commit.token_ids, commit.logprobs)
-    tx.run(
-        "UPDATE sessions SET head = ?, grid_hash = ?, tail = ?, update_us = ?, open_generation = ?"
-        " WHERE workflow = ? AND session = ?",
-        chain.position,
-        chain.grid_hash,
-        chain.tail,
-        tx.now_us,
-        generation if commit.finish is None else None,
-        name.workflow,
-        name.session,
-    )
-    if commit.finish is not None:
-        tx.run(
-            "UPDATE generations SET finish = ?, stop = ? WHERE workflow = ? AND session = ? AND generation = ?",
-            commit.finish.value,
-            chain.position,
-            name.workflow,
-            name.session,
-            generation,
-        )
-    return StepOutcome(StepStatus.COMMITTED, chain.position, chain.head_hash(), epoch)

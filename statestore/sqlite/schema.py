@@ -162,13 +162,33 @@ CREATE INDEX checkpoints_by_manifest ON checkpoints (chain_hash, grid_position, 
 """
 """What retention and garbage collection brought with version 2."""
 
-SCHEMA: Final = _TABLES + _COLLECTION
+_PENDING: Final = """
+-- Log records that still grow, one a session; `start` is the head in `sessions` until they move into `log`.
+CREATE TABLE pending (
+    workflow TEXT NOT NULL,
+    session TEXT NOT NULL,
+    branch INTEGER NOT NULL,
+    epoch INTEGER NOT NULL,
+    generation TEXT NOT NULL,
+    start INTEGER NOT NULL,
+    head INTEGER NOT NULL,
+    grid_hash BLOB NOT NULL,
+    tail BLOB NOT NULL,
+    update_us INTEGER NOT NULL,
+    record BLOB NOT NULL,
+    PRIMARY KEY (workflow, session)
+) STRICT, WITHOUT ROWID;
+"""
+"""What version 2 commits a step into (pending.py)."""
+
+SCHEMA: Final = _TABLES + _COLLECTION + _PENDING
 
 FROM_VERSION_1: Final = f"""
 ALTER TABLE sessions ADD COLUMN keep_last INTEGER NOT NULL DEFAULT 0;
 ALTER TABLE checkpoints ADD COLUMN expire_us INTEGER;
 ALTER TABLE manifests RENAME TO manifests_of_version_1;
 {_COLLECTION}
+{_PENDING}
 INSERT INTO manifests (chain_hash, grid_position, numerics_id, manifest, create_us)
     SELECT chain_hash, grid_position, numerics_id, manifest, create_us FROM manifests_of_version_1 ORDER BY rowid;
 DROP TABLE manifests_of_version_1;

@@ -51,6 +51,13 @@ _QUERIES: Final = (
         " AND m.numerics_id = c.numerics_id)",
     ),
     (
+        "PENDING_TOKENS",
+        "tokens that wait to go into the log are not where it ends, or of no open generation",
+        "SELECT p.workflow || '/' || p.session FROM pending p LEFT JOIN sessions s USING (workflow, session)"
+        " WHERE s.branch IS NOT p.branch OR s.epoch IS NOT p.epoch OR s.open_generation IS NOT p.generation"
+        " OR s.head IS NOT p.start OR p.head <= p.start",
+    ),
+    (
         "ORPHAN_SESSION",
         "a session's workflow does not exist",
         "SELECT workflow || '/' || session FROM sessions WHERE workflow NOT IN (SELECT workflow FROM workflows)",

@@ -10,7 +10,8 @@ from forkpoint.statestore.chain import HashChain
 from forkpoint.statestore.records import CheckpointPolicy, NewSession, RequestKey, SessionRow, SessionState
 from forkpoint.statestore.rowjson import dump, session_from_value, session_to_value
 from forkpoint.statestore.rules import check_epoch
-from forkpoint.statestore.sqlite import requests, workflows
+from forkpoint.statestore.sqlite import pending, requests, workflows
+from forkpoint.statestore.sqlite.pending import Pending
 from forkpoint.statestore.sqlite.tx import Tx
 
 _COLUMNS: Final = (
@@ -31,6 +32,8 @@ class StoredSession:
     rewound_from: int
     """The highest head that a rewind gave up."""
     open_generation: str | None
+    pending: Pending | None = None
+    """Tokens that are not in `log` yet; the row's head and the chain count them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +52,7 @@ def load(tx: Tx, name: SessionName) -> StoredSession:
     row = tx.one(f"SELECT {_COLUMNS} FROM sessions {_BY_NAME}", name.workflow, name.session)
     if row is None:
         raise NotFoundError(str(name))
-    return _stored(row)
+    return _stored(tx, row)
 
 
 def live(tx: Tx, name: SessionName) -> StoredSession:
@@ -131,15 +134,13 @@ def list_some(
     if not show_deleted:
         where.append("state != 'DELETED'")
     sql = f"SELECT {_COLUMNS} FROM sessions WHERE {' AND '.join(where)} ORDER BY workflow, session LIMIT ?"
-    return [_stored(row).row for row in tx.rows(sql, *values, limit)]
+    return [_stored(tx, row).row for row in tx.rows(sql, *values, limit)]
 
 
 def list_open_generations(tx: Tx) -> list[SessionRow]:
     """Catalog.list_open_generations."""
-    sql = (
-        f"SELECT {_COLUMNS} FROM sessions WHERE open_generation IS NOT NULL ORDER BY update_us DESC, workflow, session"
-    )
-    return [_stored(row).row for row in tx.rows(sql)]
+    found = tx.rows(f"SELECT {_COLUMNS} FROM sessions WHERE open_generation IS NOT NULL ORDER BY workflow, session")
+    return sorted((_stored(tx, row).row for row in found), key=lambda row: row.update_us, reverse=True)
 
 
 def update(
@@ -235,13 +236,14 @@ def note_numerics(tx: Tx, name: SessionName, epoch: int, numerics_ids: tuple[str
 
 
 def _change(tx: Tx, name: SessionName, assignments: str, *values: Any) -> SessionRow:
+    pending.settle(tx, name)
     tx.run(
         f"UPDATE sessions SET {assignments}, update_us = ? {_BY_NAME}", *values, tx.now_us, name.workflow, name.session
     )
     return load(tx, name).row
 
 
-def _stored(row: tuple[Any, ...]) -> StoredSession:
+def _stored(tx: Tx, row: tuple[Any, ...]) -> StoredSession:
     (
         workflow,
         session,
@@ -259,12 +261,15 @@ def _stored(row: tuple[Any, ...]) -> StoredSession:
     (parent, fork_position, seed, every_tokens, on_turn_end, labels, transient, exact, numerics_ids, *times) = row[12:]
     expire_us, create_us, update_us, delete_us, purge_us, revision, keep_last = times
     chain = HashChain(head, grid_hash, tail)
+    waiting = pending.find(tx, SessionName(workflow, session)) if open_generation is not None else None
+    if waiting is not None:
+        chain, update_us = waiting.chain, waiting.update_us
     public = SessionRow(
         name=SessionName(workflow, session),
         branch=str(branch),
         state=SessionState(state),
         state_reason=state_reason,
-        head=head,
+        head=chain.position,
         head_hash=chain.head_hash(),
         epoch=epoch,
         owner=owner,
@@ -283,4 +288,4 @@ def _stored(row: tuple[Any, ...]) -> StoredSession:
         purge_us=purge_us,
         revision=revision,
     )
-    return StoredSession(public, branch, chain, rewound_from, open_generation)
+    return StoredSession(public, branch, chain, rewound_from, open_generation, waiting)
