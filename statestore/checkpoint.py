@@ -1,11 +1,13 @@
 """CheckpointStore: save a session's state as blobs and a manifest, and load it back verified.
 
 The manifest is committed after every blob is durable, in one catalog transaction guarded by the epoch. Whatever
-dies in between leaves blobs that no manifest names: waste, never a checkpoint that lacks something.
+dies in between leaves blobs that no manifest names: waste, never a checkpoint that lacks something. A collector may
+delete such blobs at any moment, also those that a save found there: then the catalog refuses the manifest, and the save
+looks for them again (statestore/collection.py).
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Final
@@ -16,6 +18,7 @@ from forkpoint.parts import PartSpec
 from forkpoint.statestore.base import Catalog
 from forkpoint.statestore.blobs import BlobStore, Buffer, size_of
 from forkpoint.statestore.codec import digest_of, encode_pieces
+from forkpoint.statestore.errors import BlobsCondemnedError
 from forkpoint.statestore.fetch import fetch_ahead
 from forkpoint.statestore.gate import Gate
 from forkpoint.statestore.manifest import (
@@ -36,6 +39,11 @@ SAVE_PARTS_MAX: Final = 16
 """Parts being encoded and written at once, by all saves: enough for disks and networks to work on many together."""
 SAVE_BYTES_MAX: Final = 64 * 1024 * 1024
 """Their raw bytes: what encoding adds to the memory of the states themselves is at most this."""
+CONDEMNED_TRIES: Final = 18
+CONDEMNED_FIRST_SECONDS: Final = 0.05
+CONDEMNED_MOST_SECONDS: Final = 2.0
+"""Waits for a collector to delete what it condemned: it doubles from the first to the most, 25 seconds in all. One that
+died is replaced a little sooner."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,8 +83,12 @@ class PartCheck:
 class CheckpointStore:
     """Checkpoints over a catalog and a blob store. Safe for concurrent calls."""
 
-    def __init__(self, catalog: Catalog, blobs: BlobStore) -> None:
+    def __init__(
+        self, catalog: Catalog, blobs: BlobStore, rest: Callable[[float], Awaitable[object]] = asyncio.sleep
+    ) -> None:
+        """`rest` waits for seconds."""
         self._catalog = catalog
+        self._rest = rest
         self._blobs = blobs
         self._gate = Gate(SAVE_PARTS_MAX, SAVE_BYTES_MAX)
         self._damaged: set[str] = set()
@@ -103,9 +115,11 @@ class CheckpointStore:
 
         `numerics_ids` begins with the writer's own. The bytes of `parts` must not change until this returns. Raises
         what Catalog.put_checkpoint and BlobStore.put raise; then no checkpoint exists (blobs may be left over).
+        BlobsCondemnedError only after many tries: whoever collects does not get on.
         """
         if not numerics_ids:
             raise ValueError("a checkpoint names at least the numerics id that wrote it")
+        since = await self._catalog.absolutions()
         saved = await self._save_parts(parts)
         identity = StateIdentity(self._catalog.marker.namespace, model_digest, tokenizer_digest, layout)
         listed = tuple(ManifestPart(part.spec, part.digest) for part in saved)
@@ -113,13 +127,30 @@ class CheckpointStore:
         row = CheckpointRow(
             session, checkpoint, position, grid_position, chain_hash, numerics_ids[0], automatic, create_us=0
         )
-        if await self._stored_manifest_is_damaged(row):
-            row = await self._catalog.put_checkpoint(row, manifest, epoch, request, replace_manifest=True)
-        else:
-            row = await self._catalog.put_checkpoint(row, manifest, epoch, request)
+        delay, digests = CONDEMNED_FIRST_SECONDS, [part.digest for part in saved]
+        for left in reversed(range(CONDEMNED_TRIES)):
+            heal = await self._stored_manifest_is_damaged(row)
+            try:
+                row = await self._catalog.put_checkpoint(row, manifest, epoch, request, heal, digests, since)
+                break
+            except BlobsCondemnedError as refused:
+                if not left:
+                    raise
+                await self._rest(delay)
+                delay = min(CONDEMNED_MOST_SECONDS, 2 * delay)
+                since = await self._catalog.absolutions()
+                saved = await self._save_again(parts, saved, frozenset(refused.digests))
         stored = sum(part.frame_bytes for part in saved)
         shared = sum(part.spec.nbytes for part in saved if part.shared)
         return SavedCheckpoint(row, manifest, saved, stored, shared)
+
+    async def _save_again(
+        self, parts: Sequence[tuple[PartSpec, Buffer]], saved: tuple[SavedPart, ...], refused: frozenset[str]
+    ) -> tuple[SavedPart, ...]:
+        """Look for the refused blobs again, and store those that are gone."""
+        again = [part for part, was in zip(parts, saved, strict=True) if was.digest in refused]
+        anew = iter(await self._save_parts(again))
+        return tuple(next(anew) if was.digest in refused else was for was in saved)
 
     async def _stored_manifest_is_damaged(self, row: CheckpointRow) -> bool:
         """Whether an earlier checkpoint of this very state left a manifest that can't be read."""
