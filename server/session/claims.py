@@ -4,7 +4,13 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import TypeVar
 
-from forkpoint.errors import NodeDrainingError, StaleEpochError, StoreFullError, StoreUnavailableError
+from forkpoint.errors import (
+    NodeDrainingError,
+    SessionBusyError,
+    StaleEpochError,
+    StoreFullError,
+    StoreUnavailableError,
+)
 from forkpoint.ids import SessionName
 from forkpoint.server.session.core import NodeCore
 from forkpoint.server.session.live import LiveSession, Place
@@ -63,8 +69,9 @@ class Claims:
         live.begin_writer(operation)
         try:
             yield
-        except (StoreUnavailableError, StoreFullError):
-            self._doubt(live)
+        except (StoreUnavailableError, StoreFullError, SessionBusyError):
+            # Busy in the store alone: it has a generation that this node does not know, or knew to its end.
+            self.doubt(live)
             raise
         finally:
             live.end_writer()
@@ -81,7 +88,7 @@ class Claims:
             await self.end_generation(live, ending)
             yield
         except (StoreUnavailableError, StoreFullError):
-            self._doubt(live)
+            self.doubt(live)
             raise
         finally:
             live.end_writer()
@@ -135,7 +142,8 @@ class Claims:
             if later != number and error is not None:
                 raise error
 
-    def _doubt(self, live: LiveSession) -> None:
+    def doubt(self, live: LiveSession) -> None:
+        """The store may hold something else than this node knows: let the loop compare."""
         live.suspect = True
         self.core.wake()
 

@@ -5,7 +5,7 @@ import logging
 from dataclasses import dataclass, field
 
 from forkpoint.clock import Clock
-from forkpoint.errors import ForkpointError
+from forkpoint.errors import ForkpointError, UnavailableError
 from forkpoint.ids import SessionName
 from forkpoint.server.session.counters import Counters
 from forkpoint.server.session.engine_thread import EngineThread
@@ -15,7 +15,7 @@ from forkpoint.server.session.ports import TextCodec
 from forkpoint.server.session.tasks import TaskOwner
 from forkpoint.statestore.base import Catalog
 from forkpoint.statestore.checkpoint import CheckpointStore
-from forkpoint.statestore.records import StoreMarker
+from forkpoint.statestore.records import SessionRow, StoreMarker
 
 log = logging.getLogger(__name__)
 
@@ -52,8 +52,17 @@ class NodeCore:
         self.work.set()
 
     def wake_in(self, seconds: float) -> None:
-        """Let the loop look for work later."""
-        asyncio.get_running_loop().call_later(seconds, self.work.set)
+        """Let the loop look for work when so much time has passed on the node's clock."""
+        self._wake_at(self.clock.monotonic() + seconds)
+
+    def _wake_at(self, when: float) -> None:
+        """What rests is compared with this clock: the event loop's timers, which may go by a coarser or a faster one,
+        must not wake the loop too early and then never again."""
+        left = when - self.clock.monotonic()
+        if left > 0:
+            asyncio.get_running_loop().call_later(left, self._wake_at, when)
+        else:
+            self.work.set()
 
     def back_off(self, live: LiveSession, error: Exception) -> None:
         """Note a failure of one session: its readers see it, and it rests for a while, longer each time."""
@@ -95,6 +104,15 @@ class NodeCore:
             # The last token of a turn is consumed while that costs nothing; it is not worth a restore.
             live.wants_prefill = live.wants_prefill and live.head - live.consumed > 1
         await self.free_sequence(live)
+
+    async def drop_if_ahead(self, live: LiveSession, row: SessionRow) -> bool:
+        """Whether the store lost the end of a log that this node knows, as a failover may: then what is here is of no
+        use. Callers come again, and those who saw what is lost are told so by position."""
+        if row.branch != live.row.branch or row.head >= live.head:
+            return False
+        log.error("%s: the store knows %d tokens, %d were here", live.name, row.head, live.head)
+        await self.drop(live, UnavailableError(f"{live.name}: the store lost the end of its log, call again"))
+        return True
 
     async def drop(self, live: LiveSession, error: Exception) -> None:
         """The node gives the session up: readers raise `error`, the slot is freed."""

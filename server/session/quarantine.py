@@ -38,12 +38,21 @@ class Quarantine:
 
     async def unreadable(self, live: LiveSession, error: ForkpointError) -> None:
         """The session's log is damaged, as a restore, a commit or a look found. Its readers are told at once."""
+        if await self._lost_its_end(live):
+            return
         live.failed_at = max(live.failed_at, live.head)
         live.recoveries += 1
         if live.recoveries >= STRIKES and not live.held:
             await self._isolate(live, error)
         else:
             self._core.back_off(live, error)
+
+    async def _lost_its_end(self, live: LiveSession) -> bool:
+        """A log that is shorter than it was is no damaged one: what is left of it goes on."""
+        try:
+            return await self._core.drop_if_ahead(live, await self._core.catalog.get_session(live.name))
+        except ForkpointError:
+            return False  # the next look finds it
 
     async def _isolate(self, live: LiveSession, error: ForkpointError) -> None:
         """Give the session up for good. What the store holds of it stays."""

@@ -50,6 +50,8 @@ class Settler:
         if row.owner != self._core.incarnation or row.state is not SessionState.ACTIVE:
             await self._core.drop(live, SessionPausedError(str(live.name)))
             return
+        if await self._core.drop_if_ahead(live, row):
+            return
         if row.branch != live.row.branch:
             await self._other_branch(live, row)
         await self._take_missed(live, row.head, row.head_hash)
@@ -94,7 +96,7 @@ class Settler:
         """The store is ahead: an earlier commit took effect though its answer was lost."""
         self._core.counters.commit_conflicts += 1
         if outcome.head < live.head:
-            await self._core.drop(live, await self._owners.relocating(live.name))
+            await self.refresh(live)
             return
         known = live.head
         await self._take_missed(live, outcome.head, outcome.head_hash)

@@ -76,7 +76,12 @@ class Writers:
                     request=call.request,
                 )
             )
-            self._grown(live, tokens, outcome.head_hash)
+            if outcome.start == live.head and not outcome.replayed:
+                self._grown(live, tokens, outcome.head_hash)
+            else:
+                # Another node executed it before this one owned the session, or the store lost the end that is known
+                # here: what the store holds counts.
+                self._claims.doubt(live)
             return AppendResult(outcome, tokens)
 
     def _grown(self, live: LiveSession, tokens: tuple[int, ...], head_hash: bytes) -> None:
@@ -159,6 +164,9 @@ class Writers:
                     call.request,
                 )
             )
+            if outcome.replayed or outcome.head != live.head + len(tokens):
+                self._claims.doubt(live)
+                return await self._again(call)
             running = RunningGeneration(outcome.row, self._core.codec)
             live.generation = running
             live.will_sample = True

@@ -1,0 +1,159 @@
+"""A store that lost the end of a log (a failover below REPLICATED), and answers that another node's execution left."""
+
+import asyncio
+import copy
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from forkpoint.clock import SystemClock
+from forkpoint.errors import LogTailMissingError, SessionBusyError, UnavailableError
+from forkpoint.ids import SessionName
+from forkpoint.server.engine.batch import Sample
+from forkpoint.server.session.api import AppendCall, GenerateCall, Input
+from forkpoint.statestore.memory.catalog import MemoryCatalog
+from forkpoint.statestore.memory.store import MemoryTables
+from tests.support.hash_engine import continuation
+from tests.support.session_site import FAST, Running, Site, background, key, until
+
+KEPT = list(b"what the replica had")
+LOST = list(b" and what it had not, which the node knows all the same")
+LATER = list(b" goes on")
+GREEDY = Sample(0.0, 0, 1.0, 0.0, 7)
+
+
+def replica(node: Running) -> MemoryTables:
+    """What a replica has now."""
+    assert isinstance(node.catalog, MemoryCatalog)
+    return copy.deepcopy(node.catalog._tables)
+
+
+def fail_over(node: Running, tables: MemoryTables) -> None:
+    """The replica takes over."""
+    assert isinstance(node.catalog, MemoryCatalog)
+    nodes = node.catalog._tables.nodes
+    node.catalog._tables = tables
+    tables.nodes = nodes
+
+
+async def appended(node: Running, name: SessionName, tokens: Sequence[int]) -> int:
+    """Where an append lands; asks again while the node finds out."""
+    while True:
+        try:
+            return (await node.append(name, tokens)).outcome.start
+        except SessionBusyError:
+            await node.idle(name)
+        except UnavailableError:
+            continue
+
+
+@pytest.mark.parametrize("count", [16, 100])
+async def test_a_node_that_knows_more_than_the_store_goes_on_from_what_is_left(memory: Running, count: int) -> None:
+    name = await memory.session("s")
+    await memory.append(name, KEPT)
+    await memory.idle(name)
+    tables = replica(memory)
+    await memory.append(name, (LOST * 2)[:count])
+    await memory.idle(name)
+    fail_over(memory, tables)
+    assert await appended(memory, name, LATER) == len(KEPT)
+    read = await memory.generate(GenerateCall(name, key("g"), max_tokens=20))
+    assert read.tokens == continuation(KEPT + LATER, 20, GREEDY)[0]
+    assert await memory.log(name) == KEPT + LATER + read.tokens
+
+
+async def test_a_client_that_knows_what_was_lost_is_told_so(memory: Running) -> None:
+    name = await memory.session("s")
+    await memory.append(name, KEPT)
+    tables = replica(memory)
+    await memory.append(name, LOST)
+    fail_over(memory, tables)
+    call = AppendCall(name, Input(token_ids=tuple(LATER)), expected_position=len(KEPT + LOST))
+    with pytest.raises(LogTailMissingError) as told:
+        await memory.node.append(call)
+    assert (told.value.client_position, told.value.head) == (len(KEPT + LOST), len(KEPT))
+
+
+async def test_a_restore_that_finds_less_than_the_node_knew_quarantines_nothing(memory: Running) -> None:
+    name = await memory.session("s")
+    await memory.append(name, KEPT)
+    await memory.idle(name)
+    tables = replica(memory)
+    await memory.append(name, LOST)
+    await memory.node._core.discard(memory.node._core.lives[name])
+    fail_over(memory, tables)
+    with pytest.raises(UnavailableError, match="lost the end"):
+        await memory.generate(GenerateCall(name, key("g"), max_tokens=9))
+    read = await memory.generate(GenerateCall(name, key("g"), max_tokens=9))
+    assert read.tokens == continuation(KEPT, 9, GREEDY)[0]
+
+
+async def test_a_generation_whose_end_was_lost_comes_to_it_again(memory: Running) -> None:
+    name = await memory.session("s")
+    await memory.append(name, KEPT)
+    memory.engine.step_pause = 0.002
+    read, task = memory.reading(GenerateCall(name, key("g"), max_tokens=40))
+    await until(lambda: len(read.tokens) > 5)
+    tables = replica(memory)
+    await task
+    fail_over(memory, tables)
+    assert await appended(memory, name, LATER) == len(KEPT) + 40
+    assert await memory.log(name) == KEPT + continuation(KEPT, 40, GREEDY)[0] + LATER
+
+
+async def test_an_append_that_another_node_executed_first_counts_once(site: Site) -> None:
+    first = await site.node()
+    await first.workflow()
+    name = await first.session("s")
+    await first.append(name, KEPT)
+    second = await site.node()
+    gate = second.faults.gates.setdefault("get_session", asyncio.Event())
+    repeated = background(second.append(name, LATER, request="once"))
+    await until(lambda: "get_session" in second.faults.waiting)
+    original = await first.append(name, LATER, request="once")
+    await first.crash()
+    gate.set()
+    assert (await repeated).outcome.head == original.outcome.head
+    read = await second.generate(GenerateCall(name, key("g"), max_tokens=20))
+    assert read.tokens == continuation(KEPT + LATER, 20, GREEDY)[0]
+    assert await second.log(name) == KEPT + LATER + read.tokens
+
+
+async def test_a_generation_that_another_node_began_first_is_run_once(site: Site) -> None:
+    first = await site.node()
+    await first.workflow()
+    name = await first.session("s")
+    await first.append(name, KEPT)
+    second = await site.node()
+    gate = second.faults.gates.setdefault("get_session", asyncio.Event())
+    call = GenerateCall(name, key("g"), Input(token_ids=tuple(LATER)), max_tokens=12)
+    repeated = background(second.generate(call))
+    await until(lambda: "get_session" in second.faults.waiting)
+    original = await first.generate(call)
+    await first.crash()
+    gate.set()
+    assert (await repeated).tokens == original.tokens == continuation(KEPT + LATER, 12, GREEDY)[0]
+    assert await second.log(name) == KEPT + LATER + original.tokens
+
+
+class SlowClock(SystemClock):
+    """Runs at half the speed of the event loop's."""
+
+    def monotonic(self) -> float:
+        return super().monotonic() / 2
+
+
+async def test_a_session_that_rests_goes_on_whatever_clock_the_node_has(tmp_path: Path) -> None:
+    site = Site(tmp_path, "memory")
+    node = await site.node(clock=SlowClock(), options=FAST)
+    await node.workflow()
+    name = await node.session("s")
+    await node.append(name, KEPT)
+    await node.idle(name)
+    node.engine.failures = [RuntimeError("a step fails")]
+    with pytest.raises(RuntimeError):
+        await node.generate(GenerateCall(name, key("g"), max_tokens=9))
+    read = await node.generate(GenerateCall(name, key("g"), max_tokens=9))
+    assert read.tokens == continuation(KEPT, 9, GREEDY)[0]
+    await site.close()
