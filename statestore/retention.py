@@ -138,14 +138,18 @@ def _last(rows: Sequence[CheckpointRow], count: int) -> set[str]:
 
 
 def _ladder(rows: Iterable[CheckpointRow], head: int, step: int) -> set[str]:
-    """The first checkpoint of each stretch of the log. Stretches begin at absolute multiples of their length, which
-    doubles with the distance from the head: step below 2 · step, then step · 2^r below step · 2^(r + 1). As they nest,
-    the first of a long stretch was the first of the shorter ones before: whatever was dropped on the way is not
-    missing later. A replay to a position at distance d, from the checkpoint before it, is so about d at most."""
+    """Those that are the first of their stretch of the log; `rows` ascending by position. Stretches begin at absolute
+    multiples of their length, which doubles with a checkpoint's distance from the head: step below 2 · step, then
+    step · 2^r below step · 2^(r + 1). As they nest, the first of a long stretch was the first of the shorter ones
+    before: whatever was dropped on the way is not missing later. A replay to a position at distance d, from the
+    checkpoint before it, is so about d at most."""
     if step == 0:
         return set()
-    first: dict[tuple[int, int], str] = {}
+    rungs: set[str] = set()
+    before = -1
     for row in rows:
         length = step << max(0, ((head - row.grid_position) // step).bit_length() - 1)
-        first.setdefault((length, row.grid_position // length), row.checkpoint)
-    return set(first.values())
+        if before < row.grid_position // length * length:
+            rungs.add(row.checkpoint)
+        before = row.grid_position
+    return rungs
