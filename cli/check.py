@@ -9,13 +9,13 @@ from urllib.parse import unquote, urlsplit
 from forkpoint.cli.output import print_json, print_table
 from forkpoint.errors import ConfigError
 from forkpoint.statestore.check import Finding, Severity, check
-from forkpoint.statestore.open import open_blobs, open_catalog, read_marker
+from forkpoint.statestore.open import find_marker, open_blobs, open_catalog, shown_url
 
 
 def add_parser(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     """Add `check`."""
     parser = verbs.add_parser("check", help="verify a whole store: logs, hash chains, manifests, blobs")
-    parser.add_argument("--catalog", required=True, metavar="URL", help="sqlite:///path")
+    parser.add_argument("--catalog", required=True, metavar="URL", help="sqlite:///path or redis://host")
     parser.add_argument("--blobs", required=True, metavar="URL", help="file:///path")
     parser.add_argument("--json", action="store_true", help="machine-readable output")
     parser.set_defaults(run=run)
@@ -45,9 +45,9 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 async def _findings(catalog_url: str, blobs_url: str) -> list[Finding]:
-    marker = read_marker(catalog_url)
+    marker = await find_marker(catalog_url)
     if marker is None:
-        raise ConfigError("--catalog", "command line", f"there is no store at {catalog_url}")
+        raise ConfigError("--catalog", "command line", f"there is no store at {shown_url(catalog_url)}")
     folder = urlsplit(blobs_url)
     if folder.scheme == "file" and not Path(unquote(folder.path)).is_dir():
         raise ConfigError("--blobs", "command line", f"there is no folder at {blobs_url}")

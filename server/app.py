@@ -22,7 +22,7 @@ from forkpoint.server.session.ports import TextCodec
 from forkpoint.statestore.base import Catalog
 from forkpoint.statestore.blobs import BlobStore
 from forkpoint.statestore.checkpoint import CheckpointStore
-from forkpoint.statestore.open import open_blobs, open_catalog
+from forkpoint.statestore.open import ExplainsDurability, open_blobs, open_catalog, shown_url
 from forkpoint.statestore.records import SCHEMA_VERSION, Durability, StoreMarker
 
 END_TOKEN: Final = "<|end|>"
@@ -94,7 +94,6 @@ def open_parts(config: ServerConfig) -> Parts:
     clock = SystemClock()
     config.data.mkdir(parents=True, exist_ok=True)
     catalog = open_catalog(config.catalog_url, clock)
-    check_durability(config, catalog)
     engine, tokenizer = open_engine(
         config.model or TINY_MODEL,
         device=config.device,
@@ -117,13 +116,14 @@ def open_parts(config: ServerConfig) -> Parts:
 
 
 def check_durability(config: ServerConfig, catalog: Catalog) -> None:
-    """Raises ConfigError when the store gives less than the config asks for."""
+    """Raises ConfigError when the store, which is open, gives less than the config asks for."""
     asked = Durability[config.durability.upper()]
     if _RANKS[catalog.durability] < _RANKS[asked]:
+        why = f" ({catalog.durability_reason})" if isinstance(catalog, ExplainsDurability) else ""
         raise ConfigError(
             "durability",
-            config.catalog_url,
-            f"the store reaches {catalog.durability.value.lower()}, below {config.durability}; "
+            shown_url(config.catalog_url),
+            f"the store reaches {catalog.durability.value.lower()}{why}, below {config.durability}; "
             f"start with durability {catalog.durability.value.lower()} if that is meant",
         )
 
@@ -145,11 +145,14 @@ async def serving(config: ServerConfig, parts: Parts | None = None) -> AsyncIter
     except OSError as error:
         raise ConfigError("port", f"{config.host}:{config.port}", str(error)) from error
     address = join_address(config.host, port)
+    own = parts is None
     parts = await asyncio.to_thread(open_parts, config) if parts is None else parts
     facts = parts.engine.facts
     marker = StoreMarker(SCHEMA_VERSION, config.namespace, facts.model_digest, facts.tokenizer_digest)
     await parts.catalog.open(marker)
     try:
+        if own:
+            check_durability(config, parts.catalog)
         options = NodeOptions(
             node=config.node,
             address=config.advertise or address,

@@ -1,7 +1,8 @@
-"""Backends by URL: memory://, sqlite:///absolute/path, file:///absolute/path."""
+"""Backends by URL: memory://, sqlite:///path, file:///path, redis://host (statestore/redis/url.py)."""
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Protocol, runtime_checkable
 from urllib.parse import unquote, urlsplit
 
 from forkpoint.clock import Clock
@@ -12,34 +13,51 @@ from forkpoint.statestore.file.blobs import FileBlobs
 from forkpoint.statestore.memory.blobs import MemoryBlobs
 from forkpoint.statestore.memory.catalog import MemoryCatalog
 from forkpoint.statestore.records import SCHEMA_VERSION, StoreMarker
+from forkpoint.statestore.redis.url import SCHEMES, parse_redis_url
 from forkpoint.statestore.sqlite.catalog import SqliteCatalog
 from forkpoint.statestore.sqlite.marker import read_marker as read_sqlite_marker
 
 
+@runtime_checkable
+class ExplainsDurability(Protocol):
+    """A catalog whose class depends on how its servers are set."""
+
+    @property
+    def durability_reason(self) -> str:
+        """Why it reaches no more. Known once it is open."""
+        ...
+
+
 def open_catalog(url: str, clock: Clock | None = None) -> Catalog:
     """The catalog of a URL; `await catalog.open(marker)` comes next. Raises ConfigError."""
-    scheme = _scheme("catalog", url)
+    scheme = urlsplit(url).scheme
     if scheme == "memory":
         return MemoryCatalog(clock)
     if scheme == "sqlite":
         return SqliteCatalog(_path("catalog", url), clock)
-    raise ConfigError("catalog", url, f"no such catalog: {scheme!r}; use sqlite:///path or memory://")
+    if scheme in SCHEMES:
+        # Late: redis-py takes longer to import than all the rest, and most commands never need it.
+        from forkpoint.statestore.redis.catalog import RedisCatalog
+
+        return RedisCatalog(parse_redis_url("catalog", url), clock)
+    known = "sqlite:///path, redis://host, valkey://host or memory://"
+    raise ConfigError("catalog", shown_url(url), f"no such catalog: {scheme!r}; use {known}")
 
 
 def open_blobs(url: str) -> BlobStore:
     """The blob store of a URL, its folder made when missing. Raises ConfigError, StoreUnavailableError."""
-    scheme = _scheme("blobs", url)
+    scheme = urlsplit(url).scheme
     if scheme == "memory":
         return MemoryBlobs()
     if scheme == "file":
         return FileBlobs(_path("blobs", url))
-    raise ConfigError("blobs", url, f"no such blob store: {scheme!r}; use file:///path or memory://")
+    raise ConfigError("blobs", shown_url(url), f"no such blob store: {scheme!r}; use file:///path or memory://")
 
 
 def read_marker(url: str) -> StoreMarker | None:
-    """What the store of a catalog URL was made for, None when there is none yet. For tools without a model: opening it
-    with this marker brings a store of an older version up to this one."""
-    if _scheme("catalog", url) != "sqlite":
+    """What the store in the file of a catalog URL was made for, None when there is none yet. For tools without a model:
+    opening it with this marker brings a store of an older version up to this one."""
+    if urlsplit(url).scheme != "sqlite":
         return None
     stored = read_sqlite_marker(_path("catalog", url))
     if stored is None or stored.schema_version > SCHEMA_VERSION:
@@ -47,16 +65,25 @@ def read_marker(url: str) -> StoreMarker | None:
     return replace(stored, schema_version=SCHEMA_VERSION)
 
 
-def _scheme(key: str, url: str) -> str:
-    scheme = urlsplit(url).scheme
-    if scheme in ("redis", "rediss", "valkey"):
-        raise ConfigError(key, url, f"{scheme}:// is not built yet")
-    return scheme
+async def find_marker(url: str) -> StoreMarker | None:
+    """As read_marker, also of a store on a server: of the namespace that its URL names. Raises ConfigError,
+    StoreUnavailableError."""
+    if urlsplit(url).scheme in SCHEMES:
+        from forkpoint.statestore.redis.marker import read_marker as read_redis_marker
+
+        return await read_redis_marker(parse_redis_url("catalog", url))
+    return read_marker(url)
+
+
+def shown_url(url: str) -> str:
+    """A store's URL as errors and logs may show it: without user and password, and without options."""
+    parts = urlsplit(url)
+    return parts._replace(netloc=parts.netloc.rpartition("@")[2], query="", fragment="").geturl()
 
 
 def _path(key: str, url: str) -> Path:
     parts = urlsplit(url)
     path = Path(unquote(parts.path))
     if parts.netloc or parts.query or parts.fragment or not path.is_absolute() or path == Path("/"):
-        raise ConfigError(key, url, f"expected {parts.scheme}:///absolute/path")
+        raise ConfigError(key, shown_url(url), f"expected {parts.scheme}:///absolute/path")
     return path

@@ -69,7 +69,7 @@ class RedisCatalog:
         self._url = url
         self._clock = clock or SystemClock()
         self._gate = DurabilityGate("catalog", url)
-        self._connection = RedisConnection(url, self._gate.greet)
+        self._connection: RedisConnection | None = None
         self._durability: Durability | None = None
         self._marker: StoreMarker | None = None
         self._access: Access | None = None
@@ -81,6 +81,11 @@ class RedisCatalog:
         if self._durability is None:
             raise StoreUnavailableError(self._url.shown, "it is not open")
         return self._durability
+
+    @property
+    def durability_reason(self) -> str:
+        """Why it reaches no more."""
+        return self._gate.reason
 
     @property
     def broken(self) -> str | None:
@@ -96,19 +101,25 @@ class RedisCatalog:
         """Besides the port's errors: ConfigError for a server that is too old or evicts keys, and
         DurabilityNotReachedError when it reaches less than the URL asks for."""
         check_id(marker_.namespace, "namespace")
-        await self._connection.open()
-        functions = Functions(self._connection, self._clock)
-        await functions.load_everywhere()
-        functions.confirm = self._gate.confirmation()
-        access = Access(functions, KeySpace(marker_.namespace), root_hash(marker_), Heads())
-        await marker.open_store(access, marker_)
-        self._durability = self._gate.fix()
-        self._marker = marker_
-        self._access = access
+        gate = DurabilityGate("catalog", self._url)
+        connection = RedisConnection(self._url, gate.greet)
+        try:
+            await connection.open()
+            functions = Functions(connection, self._clock)
+            await functions.load_everywhere()
+            functions.confirm = gate.confirmation()
+            access = Access(functions, KeySpace(marker_.namespace), root_hash(marker_), Heads())
+            await marker.open_store(access, marker_)
+        except BaseException:
+            await connection.close()
+            raise
+        self._durability = gate.fix()
+        self._gate, self._connection, self._marker, self._access = gate, connection, marker_, access
 
     async def close(self) -> None:
         self._closed = True
-        await self._connection.close()
+        if self._connection is not None:
+            await self._connection.close()
 
     async def _run(self, work: Callable[Concatenate[Access, P], Awaitable[T]], *args: P.args, **kwargs: P.kwargs) -> T:
         if self._access is None or self._closed:
@@ -284,6 +295,9 @@ class RedisCatalog:
 
     async def get_collector(self, tier: str) -> CollectorRow:
         return await self._run(collection.get_collector, tier)
+
+    async def list_collectors(self) -> list[CollectorRow]:
+        return await self._run(collection.list_collectors)
 
     async def elect_collector(self, tier: str, holder: str, expected_term: int) -> CollectorRow:
         return await self._run(collection.elect, tier, holder, expected_term)

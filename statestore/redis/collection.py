@@ -14,6 +14,12 @@ async def get_collector(access: Access, tier: str) -> CollectorRow:
     return _row(tier, await access.functions.read(access.keys.store, "get_collector", tier))
 
 
+async def list_collectors(access: Access) -> list[CollectorRow]:
+    """Catalog.list_collectors."""
+    found = await access.functions.read(access.keys.store, "list_collectors")
+    return [_row(bytes(tier).decode(), flat) for tier, flat in found]
+
+
 async def elect(access: Access, tier: str, holder: str, expected_term: int) -> CollectorRow:
     """Catalog.elect_collector."""
     answer = await _write(access, "elect_collector", tier, expected_term, holder, expected_term)

@@ -67,6 +67,8 @@ class DurabilityGate:
         self._url = url
         self.reached: Durability | None = None
         """The least of all servers that were met; None before the first."""
+        self.reason = ""
+        """Why no more is reached."""
         self._fixed = False
 
     async def greet(self, connection: Any) -> None:
@@ -90,7 +92,7 @@ class DurabilityGate:
         if asked is not None and RANKS[reached] < RANKS[asked]:
             raise DurabilityNotReachedError(asked.value.lower(), f"{reached.value.lower()} ({self._url.shown}: {why})")
         if not self._fixed and (self.reached is None or RANKS[reached] < RANKS[self.reached]):
-            self.reached = reached
+            self.reached, self.reason = reached, why
 
     def fix(self) -> Durability:
         """The store is open: from now on no server may reach less. Returns the class."""

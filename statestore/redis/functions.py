@@ -12,7 +12,7 @@ from forkpoint.errors import RequestIdReusedError
 from forkpoint.statestore.records import RequestKey
 from forkpoint.statestore.redis.connection import Call, Confirmation, RedisConnection
 from forkpoint.statestore.redis.failures import failure, function_is_missing
-from forkpoint.statestore.redis.library import prefix, source
+from forkpoint.statestore.redis.lualib import prefix, source
 from forkpoint.statestore.redis.server import Reply
 
 Argument = bytes | str | int

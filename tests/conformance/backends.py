@@ -36,11 +36,12 @@ class Backend:
     """Why it can't be had on this machine; its tests are skipped."""
 
 
-def _redis(product: str) -> Backend:
+def _redis(label: str) -> Backend:
+    product = label.partition("-")[0]
     missing = "" if binary(product) else f"{product}'s server is not installed"
     return Backend(
-        product,
-        lambda folder, clock: redis_catalog(product, folder, clock),
+        label,
+        lambda folder, clock: redis_catalog(label, folder, clock),
         namespaces=True,
         missing=missing,
     )
@@ -52,7 +53,7 @@ def backends() -> list[Backend]:
         Backend("memory", lambda folder, clock: MemoryCatalog(clock), lambda folder: MemoryBlobs(), persistent=False),
         Backend("sqlite", lambda folder, clock: SqliteCatalog(folder / "catalog.db", clock)),
         Backend("file", None, lambda folder: FileBlobs(folder / "blobs")),
-        *(_redis(product) for product in PRODUCTS),
+        *(_redis(label) for label in (*PRODUCTS, "valkey-cluster")),
     ]
     for entry in filter(None, os.environ.get("FORKPOINT_CONFORMANCE", "").split(",")):
         module, _, function = entry.partition(":")

@@ -123,26 +123,44 @@ def shared_server(product: str) -> RedisServerProcess:
     return server
 
 
-@contextmanager
-def redis_cluster(product: str, servers: int = 3) -> Iterator[Sequence[RedisServerProcess]]:
-    """A cluster of primaries that share the slots evenly."""
-    options = ("--cluster-enabled", "yes", "--cluster-node-timeout", "2000")
-    started: list[RedisServerProcess] = []
+def start_cluster(product: str, servers: int = 3) -> list[RedisServerProcess]:
+    """A cluster of primaries that share the slots evenly. The caller closes them."""
+    options = ("--cluster-enabled", "yes", "--cluster-node-timeout", "5000")
+    started = [RedisServerProcess(product, *options) for _ in range(servers)]
     try:
-        for _ in range(servers):
-            started.append(RedisServerProcess(product, *options).start())
         for index, server in enumerate(started):
             first, last = 16_384 * index // servers, 16_384 * (index + 1) // servers - 1
-            server.command("CLUSTER", "ADDSLOTSRANGE", first, last)
+            server.start().command("CLUSTER", "ADDSLOTSRANGE", first, last)
             server.command("CLUSTER", "MEET", "127.0.0.1", started[0].port)
         deadline = time.monotonic() + START_SECONDS
         while not all(_cluster_is_up(server, servers) for server in started):
             assert time.monotonic() < deadline, "the cluster does not come up"
             time.sleep(0.05)
+    except BaseException:
+        for server in started:
+            server.close()
+        raise
+    return started
+
+
+@contextmanager
+def redis_cluster(product: str, servers: int = 3) -> Iterator[Sequence[RedisServerProcess]]:
+    """A cluster for one test."""
+    started = start_cluster(product, servers)
+    try:
         yield started
     finally:
         for server in started:
             server.close()
+
+
+@cache
+def shared_cluster(product: str) -> Sequence[RedisServerProcess]:
+    """As shared_server, a cluster."""
+    started = start_cluster(product)
+    for server in started:
+        atexit.register(server.close)
+    return started
 
 
 def _cluster_is_up(server: RedisServerProcess, servers: int) -> bool:

@@ -5,20 +5,23 @@ from pathlib import Path
 from forkpoint.clock import Clock
 from forkpoint.statestore.redis.catalog import RedisCatalog
 from forkpoint.statestore.redis.url import parse_redis_url
-from tests.support.redis_servers import RedisServerProcess, shared_server
+from tests.support.redis_servers import shared_cluster, shared_server
 
 _LAST: dict[str, Path] = {}
 
 
-def server_for(product: str, folder: Path) -> RedisServerProcess:
-    """The product's shared server, empty when `folder` was not the last one that asked."""
-    server = shared_server(product)
-    if _LAST.get(product) != folder:
-        server.command("FLUSHALL")
-        _LAST[product] = folder
-    return server
+def store_url(label: str, folder: Path) -> str:
+    """URL of the shared server or cluster of a label (a product, or a product and "-cluster"), empty when `folder` was
+    not the last one that asked."""
+    product, _, cluster = label.partition("-")
+    servers = shared_cluster(product) if cluster else [shared_server(product)]
+    if _LAST.get(label) != folder:
+        for server in servers:
+            server.command("FLUSHALL")
+        _LAST[label] = folder
+    return f"redis://{','.join(server.address for server in servers)}/"
 
 
-def redis_catalog(product: str, folder: Path, clock: Clock) -> RedisCatalog:
+def redis_catalog(label: str, folder: Path, clock: Clock) -> RedisCatalog:
     """A catalog, not yet open, of the store that stands for `folder`."""
-    return RedisCatalog(parse_redis_url("catalog", server_for(product, folder).url()), clock)
+    return RedisCatalog(parse_redis_url("catalog", store_url(label, folder)), clock)

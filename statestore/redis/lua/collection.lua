@@ -17,6 +17,14 @@ register_read('get_collector', function(base, take)
   return redis.call('HGETALL', collector_key(base, take()))
 end)
 
+register_read('list_collectors', function(base, take)
+  local found = {}
+  for i, tier in ipairs(redis.call('ZRANGE', base .. ':collectors', 0, -1)) do
+    found[i] = {tier, redis.call('HGETALL', collector_key(base, tier))}
+  end
+  return found
+end)
+
 register_write('elect_collector', function(tx, take)
   local tier, holder, term = take(), take(), take()
   local key, refusal = collector_key(tx.base, tier), other_term(tx.base, tier, term)
@@ -25,6 +33,7 @@ register_write('elect_collector', function(tx, take)
   end
   redis.call('HINCRBY', key, 'term', 1)
   redis.call('HSET', key, 'holder', holder, 'counter', '1')
+  redis.call('ZADD', tx.base .. ':collectors', 0, tier)
   return redis.call('HGETALL', key)
 end)
 
