@@ -8,6 +8,7 @@ from typing import Final
 from forkpoint.errors import BlobDamagedError, BlobError, BlobMissingError
 from forkpoint.statestore.blobs import BlobStore, Buffer
 from forkpoint.statestore.codec import decode
+from forkpoint.statestore.heal import heal
 from forkpoint.statestore.manifest import ManifestPart
 from forkpoint.statestore.threads import CODEC_THREADS, run_in
 
@@ -53,5 +54,8 @@ async def _fetch(blobs: BlobStore, part: ManifestPart) -> Buffer | BlobError:
     try:
         frame = await blobs.get(part.digest)
         return await run_in(CODEC_THREADS, lambda: decode(part.digest, frame, part.spec.nbytes))
-    except (BlobMissingError, BlobDamagedError) as error:
+    except BlobMissingError as error:
         return error
+    except BlobDamagedError as error:
+        healed = await heal(blobs, part.digest, part.spec.nbytes)
+        return error if healed is None else healed

@@ -14,11 +14,13 @@ CODEC_THREADS: Final = ThreadPoolExecutor(min(CODEC_THREADS_MAX, len(os.sched_ge
 """The process's threads for hashing, compressing and their opposites; they begin with the first use."""
 
 
-async def run_in(threads: Executor, work: Callable[[], T]) -> T:
+async def run_in(threads: Executor, work: Callable[[], T], lent: bool = True) -> T:
     """The result of `work`, run in one of `threads`. A call that is cancelled drops work that has not begun and waits
-    for work that has, so that nothing reads the caller's memory afterwards."""
+    for work that has, so that nothing reads the caller's memory afterwards; when none was `lent` it leaves it to it."""
     submitted = threads.submit(work)
     running = asyncio.wrap_future(submitted)
+    if not lent:
+        return await running
     try:
         return await asyncio.shield(running)
     except asyncio.CancelledError:

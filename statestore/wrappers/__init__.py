@@ -1,0 +1,1 @@
+"""Behaviour around a blob store, over the same port: retry, limits, metering, faults."""
