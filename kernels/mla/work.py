@@ -34,7 +34,8 @@ class Work:
     """One launch of the split kernel and of the combine kernel."""
 
     records: Tensor
-    """int32 [W, 8], see RECORD; items of one split lie side by side, so that their keys are read from the L2 cache."""
+    """int32 [W, 8], see RECORD; long items first, so that programs that take turns end together; of equally long ones,
+    those of one split lie side by side, so that their keys are read from the L2 cache."""
     blocks: Tensor
     """int32 [B, 4]: row of q that the block begins with, its rows, slot of its first split, number of splits."""
 
@@ -114,7 +115,8 @@ class _Blocks:
             line[item], self.number[item] * rows, start, start + count, key, pages, table + key // PAGE_TOKENS,
             first_slot[item] + split,
         ]  # fmt: skip
-        order = torch.argsort(self.sequence[item] * (int(self.splits.max()) + 1) + split, stable=True)
+        place = self.sequence[item] * (int(self.splits.max()) + 1) + split
+        order = torch.argsort(place - pages * (int(place.max()) + 1), stable=True)
         return torch.stack(columns, dim=1)[order], blocks
 
 

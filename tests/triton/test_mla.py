@@ -230,12 +230,15 @@ def test_a_row_at_a_million_tokens_is_the_definition() -> None:
     if INTERPRETED:
         # The last split and no other.
         launch = plan.works(4, 16, 1 << 20).launches[0]
-        launch.records[:-1, 5] = 1
-        assert launch.records[-1, 4].item() == (tokens - 1) // 2048 * 2048
+        last = int(launch.records[:, 4].argmax())
+        pages_of_last = int(launch.records[last, 5])
+        launch.records[:, 5] = 1
+        launch.records[last, 5] = pages_of_last
+        assert launch.records[last, 4].item() == (tokens - 1) // 2048 * 2048
         partial, scalars = torch.empty(len(launch.records) * 16, R), torch.empty(2, len(launch.records) * 16)
         mla._split(q, made.pages, plan, launch, partial, scalars, SCALE, mla.SHAPES[FP32], R)
         ours = partial[-16:-12] / scalars[1, -16:-12, None]
-        first = int(launch.records[-1, 4])
+        first = int(launch.records[last, 4])
     else:
         ours, first = mla.paged_mla(q, made.pages, plan, R, SCALE)[0], 0
     keys = sequence.latents.double()[torch.arange(first, tokens, device=DEVICE) % (distinct * PAGE_TOKENS)]
@@ -291,6 +294,15 @@ def test_splits_meet_without_a_gap_and_end_with_the_last_row_of_their_block() ->
 def test_neighbouring_blocks_walk_the_same_keys_at_the_same_time() -> None:
     (launch,) = work.plan([list(range(20))], [0, 3], [1200], "cpu").works(96, 64, 1 << 20).launches
     assert [record[4] for record in launch.records.tolist()] == [0] * 5 + [1024] * 5
+
+
+def test_long_items_come_first_and_those_of_a_split_lie_side_by_side() -> None:
+    made = work.plan([list(range(100)), list(range(40))], [0, 1, 2], [6000, 2500], "cpu")
+    (launch,) = made.works(96, 64, 999).launches
+    found = [(record[5], record[4], record[0] // 96) for record in launch.records.tolist()]
+    assert [pages for pages, _, _ in found] == sorted((pages for pages, _, _ in found), reverse=True)
+    assert found[::2] == found[1::2]  # two blocks a row
+    assert found[:4:2] == [(30, 4096, 0), (16, 0, 0)]
 
 
 def test_a_plan_says_what_does_not_fit() -> None:
