@@ -15,6 +15,7 @@ from torch import Tensor
 
 from forkpoint.kernels.kda.triton.state import KdaWeights
 from forkpoint.kernels.sampler.naive import SamplingRows
+from forkpoint.kernels.staging.pieces import Table
 from forkpoint.model.config import ModelConfig
 from forkpoint.model.rows import RowBatch
 from forkpoint.model.state import StateDtypes, StateTensors
@@ -114,6 +115,14 @@ class Kernels(Protocol):
 
     def logits(self, rows: Tensor, head: Tensor) -> Tensor:
         """fp32 logits [B, vocab] of final-norm rows [B, hidden]; head [vocab, hidden]."""
+        ...
+
+    def gather(self, table: Table, buffer: Tensor, places: list[int]) -> None:
+        """Copies a table's pieces at `places` into the buffer, uint8, at least the table's bytes, on their device."""
+        ...
+
+    def scatter(self, table: Table, buffer: Tensor, places: list[int]) -> None:
+        """The inverse: what lies between and around the pieces is left alone."""
         ...
 
     def sample(self, logits: Tensor, rows: SamplingRows, filtered: bool) -> tuple[Tensor, Tensor]:

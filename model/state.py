@@ -9,7 +9,6 @@ from torch import Tensor
 
 from forkpoint.model.config import CONV_TAPS
 from forkpoint.model.layout import StateDtypes, StateLayout
-from forkpoint.parts import PartSpec
 
 __all__ = ["POISON_INT32", "TORCH_DTYPES", "StateDtypes", "StateLayout", "StateTensors"]
 
@@ -110,49 +109,6 @@ class StateTensors:
         """Copy a page, valid rows or not."""
         self.pages[target].copy_(self.pages[source])
 
-    def on_host(self, slot: int, page_table: list[int]) -> "StateTensors":
-        """A copy in host memory of what checkpoints hold of a session: slot 0, and its pages in order.
-
-        Three copies, where reading parts one by one off a device takes one each.
-        """
-        host = StateTensors.allocate(self.layout, 1, len(page_table), poison=False)
-        host.S[:, 0].copy_(self.S[:, slot])
-        host.conv_grid[:, 0].copy_(self.conv_grid[:, slot])
-        if page_table:
-            host.pages.copy_(self.pages[page_table])
-        return host
-
-    def read_part(self, spec: PartSpec, slot: int, page_table: list[int]) -> bytes:
-        """Raw little-endian bytes of one checkpoint part of the session in `slot` with pages `page_table`."""
-        place = self.layout.kda_part_places.get(spec.name)
-        if place is not None and place.kind == "conv":
-            source = torch.cat(self._conv_views(place.ordinal, slot, place.first_head, place.last_head), dim=1)
-        else:
-            source = self._dense_view(spec, slot, page_table)
-        self._check(spec, source.shape)
-        return source.contiguous().cpu().view(torch.uint8).numpy().tobytes()
-
-    def write_part(
-        self, spec: PartSpec, data: bytes | bytearray | memoryview, slot: int, page_table: list[int]
-    ) -> None:
-        """Put the bytes of one checkpoint part in place. Raises ValueError when their number is not the part's."""
-        if len(data) != spec.nbytes:
-            raise ValueError(f"part {spec.name} has {spec.nbytes} bytes, got {len(data)}")
-        # A copy, because torch wants memory that may be written.
-        values = torch.frombuffer(bytearray(data), dtype=TORCH_DTYPES[spec.dtype]).view(spec.shape)
-        place = self.layout.kda_part_places.get(spec.name)
-        if place is not None and place.kind == "conv":
-            targets = self._conv_views(place.ordinal, slot, place.first_head, place.last_head)
-            self._check(spec, (CONV_TAPS - 1, sum(target.shape[1] for target in targets)))
-            for target, columns in zip(
-                targets, torch.split_with_sizes(values, [t.shape[1] for t in targets], dim=1), strict=True
-            ):
-                target.copy_(columns)
-        else:
-            target = self._dense_view(spec, slot, page_table)
-            self._check(spec, target.shape)
-            target.copy_(values)
-
     def finish_restore(self, slot: int, position: int) -> None:
         """After all parts of the checkpoint at grid position `position` are written: fill the live conv ring from the
         grid tail, and poison what a checkpoint does not hold (open rows, norm rows)."""
@@ -164,22 +120,6 @@ class StateTensors:
         for back in range(1, CONV_TAPS):
             self.conv_ring[:, slot, (position - back) % CONV_TAPS].copy_(self.conv_grid[:, slot, CONV_TAPS - 1 - back])
 
-    def _dense_view(self, spec: PartSpec, slot: int, page_table: list[int]) -> Tensor:
-        """The view of a part that lies in one rectangle: a state part, or a page's valid rows."""
-        place = self.layout.kda_part_places.get(spec.name)
-        if place is not None:
-            return self.S[place.ordinal, slot, place.first_head : place.last_head]
-        prefix, _, index = spec.name.rpartition(".")
-        if prefix != "mla.page" or not index.isdigit():
-            raise ValueError(f"this model has no part {spec.name!r}")
-        if int(index) >= len(page_table):
-            raise ValueError(f"part {spec.name} lies beyond the {len(page_table)} pages of the session")
-        return self.pages[page_table[int(index)], :, : spec.shape[1]]
-
-    def _conv_views(self, ordinal: int, slot: int, first_head: int, last_head: int) -> list[Tensor]:
-        tail = self.conv_grid[ordinal, slot]
-        return [tail[:, first:last] for first, last in self.layout.conv_channel_ranges(first_head, last_head)]
-
     def _slot_view(self, name: str, slot: int) -> Tensor:
         tensor: Tensor = getattr(self, name)
         return tensor.select(self._slot_axis(name), slot)
@@ -187,8 +127,3 @@ class StateTensors:
     @staticmethod
     def _slot_axis(name: str) -> int:
         return 0 if name == "norm_rows" else 1
-
-    @staticmethod
-    def _check(spec: PartSpec, shape: tuple[int, ...]) -> None:
-        if tuple(shape) != spec.shape:
-            raise ValueError(f"part {spec.name} has shape {spec.shape}, this model's is {tuple(shape)}")

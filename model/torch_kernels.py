@@ -13,6 +13,8 @@ from forkpoint.kernels.matmul.naive import linear, per_head_product
 from forkpoint.kernels.mla.naive import paged_mla, write_latents
 from forkpoint.kernels.norm.naive import gated_rms_norm, l2_norm, rms_norm
 from forkpoint.kernels.sampler.naive import SamplingRows, sample
+from forkpoint.kernels.staging import naive as staging
+from forkpoint.kernels.staging.pieces import Table
 from forkpoint.model.rows import RowBatch
 from forkpoint.model.state import StateDtypes, StateTensors
 
@@ -99,6 +101,12 @@ class TorchKernels:
 
     def logits(self, rows: Tensor, head: Tensor) -> Tensor:
         return linear(rows, head)
+
+    def gather(self, table: Table, buffer: Tensor, places: list[int]) -> None:
+        staging.gather(table, buffer, places)
+
+    def scatter(self, table: Table, buffer: Tensor, places: list[int]) -> None:
+        staging.scatter(table, buffer, places)
 
     def sample(self, logits: Tensor, rows: SamplingRows, filtered: bool) -> tuple[Tensor, Tensor]:
         return sample(logits, rows)

@@ -14,6 +14,8 @@ from forkpoint.kernels.norm.triton import WIDTH_MAX, add_rms_norm, gated_rms_nor
 from forkpoint.kernels.per_head.triton import per_head_linear
 from forkpoint.kernels.sampler.naive import SamplingRows
 from forkpoint.kernels.sampler.triton import sample
+from forkpoint.kernels.staging import triton as staging
+from forkpoint.kernels.staging.pieces import Table
 from forkpoint.model.config import ModelConfig
 from forkpoint.model.rows import RowBatch
 from forkpoint.model.state import TORCH_DTYPES, StateDtypes, StateTensors
@@ -93,6 +95,12 @@ class TritonKernels:
 
     def logits(self, rows: Tensor, head: Tensor) -> Tensor:
         return linear(rows, head, torch.float32)
+
+    def gather(self, table: Table, buffer: Tensor, places: list[int]) -> None:
+        staging.gather(table, buffer, places)
+
+    def scatter(self, table: Table, buffer: Tensor, places: list[int]) -> None:
+        staging.scatter(table, buffer, places)
 
     def sample(self, logits: Tensor, rows: SamplingRows, filtered: bool) -> tuple[Tensor, Tensor]:
         return sample(logits, rows, filtered)

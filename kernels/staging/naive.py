@@ -1,12 +1,37 @@
 """Staging in plain torch: the definition of what lies where, view by view."""
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor
 
-from forkpoint.kernels.staging.pieces import Piece
+from forkpoint.kernels.staging.pieces import Piece, Table
 
 
-def at_place(piece: Piece, places: list[int]) -> Tensor:
+def gather(table: Table, buffer: Tensor, places: list[int]) -> None:
+    """Copies all pieces at `places` (one index for each `which`: a slot, pages) into the buffer, uint8 [>= nbytes]."""
+    for packed, pool in _pairs(table, buffer, places):
+        packed.copy_(pool)
+
+
+def scatter(table: Table, buffer: Tensor, places: list[int]) -> None:
+    """Copies the buffer to the pieces at `places`."""
+    for packed, pool in _pairs(table, buffer, places):
+        pool.copy_(packed)
+
+
+def _pairs(table: Table, buffer: Tensor, places: list[int]) -> Iterator[tuple[Tensor, Tensor]]:
+    """Each piece's place in the buffer, and in its pool. A part's pieces lie side by side along their last axis."""
+    for pieces, offset in zip(table.parts, table.offsets, strict=True):
+        views = [piece.view for piece in pieces]
+        widths = [view.shape[-1] for view in views]
+        size = sum(view.numel() * view.element_size() for view in views)
+        whole = buffer[offset : offset + size].view(views[0].dtype).view(*views[0].shape[:-1], sum(widths))
+        packed = torch.split_with_sizes(whole, widths, dim=-1)
+        yield from zip(packed, (_at_place(piece, places) for piece in pieces), strict=True)
+
+
+def _at_place(piece: Piece, places: list[int]) -> Tensor:
     """The piece's view at the place that it obeys."""
     view = piece.view
     items, rest = divmod(piece.step, view.element_size())
@@ -14,12 +39,6 @@ def at_place(piece: Piece, places: list[int]) -> Tensor:
         raise ValueError(f"a step of {piece.step} bytes is no multiple of the item's {view.element_size()}")
     start = view.storage_offset() + items * places[piece.which]
     return view.as_strided(view.shape, view.stride(), start)
-
-
-def part_bytes(pieces: list[Piece], places: list[int]) -> Tensor:
-    """A part's bytes, uint8 [n]: its pieces side by side along their last axis, row-major."""
-    whole = torch.cat([at_place(piece, places) for piece in pieces], dim=-1)
-    return whole.contiguous().flatten().view(torch.uint8)
 
 
 def split_planes(items: Tensor) -> Tensor:

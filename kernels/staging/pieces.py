@@ -48,8 +48,8 @@ class Table:
     """Size of the buffer."""
     offsets: tuple[int, ...]
     """Where each part begins in the buffer, in bytes."""
-    views: tuple[Tensor, ...]
-    """The views, so that the pools outlive the table."""
+    parts: tuple[tuple[Piece, ...], ...]
+    """What the table was built of, for its twin; and so that the pools outlive it."""
 
 
 def build_table(parts: Sequence[Sequence[Piece]], chunk_bytes: int = CHUNK_BYTES) -> Table:
@@ -75,7 +75,7 @@ def build_table(parts: Sequence[Sequence[Piece]], chunk_bytes: int = CHUNK_BYTES
         unit //= 2
     rows = _cut(rows, max(chunk_bytes // unit * unit, unit))
     rows[:, BYTES] //= unit
-    return Table(rows.to(base.device), base, unit, end, tuple(offsets), views)
+    return Table(rows.to(base.device), base, unit, end, tuple(offsets), tuple(map(tuple, parts)))
 
 
 def _part_rows(pieces: Sequence[Piece], base: int, start: int) -> tuple[Tensor, int]:

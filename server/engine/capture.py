@@ -6,40 +6,30 @@ from typing import Final
 import torch
 
 from forkpoint.errors import StateIncompatibleError
-from forkpoint.model.state import TORCH_DTYPES, StateTensors
+from forkpoint.model.staging import StateStaging
+from forkpoint.model.state import TORCH_DTYPES
 from forkpoint.parts import PartSpec
 from forkpoint.server.engine.base import Capture
 from forkpoint.server.engine.errors import NonFiniteStateError
-from forkpoint.server.engine.sequences import LiveSequence, pages_for
+from forkpoint.server.engine.sequences import LiveSequence
 
 SABOTAGES: Final = ("conv-tail",)
 """Deliberate faults, for tests of the tests: `conv-tail` flips the sign of one value of a restored conv tail."""
 
 
-def capture(tensors: StateTensors, sequence: LiveSequence) -> Capture:
+def capture(staging: StateStaging, sequence: LiveSequence) -> Capture:
     """The state at the sequence's last grid point, in memory of its own.
 
     {S, grid conv tails, latents before the grid point} is that state at any moment, so a capture waits for nothing.
     Raises NonFiniteStateError: unwritten (poisoned) or overflown memory must never become a checkpoint.
     """
     grid = sequence.grid_position
-    slot, pages = sequence.slot, sequence.pages[: pages_for(grid)]
-    if tensors.device.type != "cpu":
-        tensors, slot, pages = tensors.on_host(slot, pages), 0, list(range(len(pages)))
     parts: list[tuple[PartSpec, bytes]] = []
-    for spec in tensors.layout.parts(grid):
-        data = tensors.read_part(spec, slot, pages)
-        if not is_finite(spec, data):
+    for spec, data in staging.read(grid, sequence.slot, sequence.pages):
+        if not torch.isfinite(data.view(TORCH_DTYPES[spec.dtype])).all():
             raise NonFiniteStateError(sequence.handle, spec.name)
-        parts.append((spec, data))
+        parts.append((spec, data.numpy().tobytes()))
     return Capture(grid, tuple(parts))
-
-
-def is_finite(spec: PartSpec, data: bytes) -> bool:
-    """Whether a part's bytes hold neither NaN nor infinity."""
-    if not data:
-        return True
-    return bool(torch.isfinite(torch.frombuffer(bytearray(data), dtype=TORCH_DTYPES[spec.dtype])).all())
 
 
 def check_part(known: Mapping[str, PartSpec], spec: PartSpec, data: bytes | bytearray | memoryview) -> None:

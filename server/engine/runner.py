@@ -9,6 +9,7 @@ from forkpoint.errors import NodeCapacityError, StateIncompatibleError
 from forkpoint.limits import NORM_ROWS, PAGE_TOKENS
 from forkpoint.model.decoder import HybridDecoder
 from forkpoint.model.rows import RowBatch
+from forkpoint.model.staging import StateStaging
 from forkpoint.model.state import StateTensors
 from forkpoint.parts import PartSpec
 from forkpoint.server.engine.audit import audit
@@ -38,6 +39,7 @@ class TorchEngine:
         self._facts, self.decoder, self.tensors, self._sabotage = facts, decoder, tensors, sabotage
         self.slots = Pool("slots", tensors.slots)
         self.pages = Pool("pages", tensors.page_count)
+        self._staging = StateStaging(tensors, decoder.kernels)
         self._sequences: dict[int, LiveSequence] = {}
         self._next_handle = 1
         self._sabotaged: set[int] = set()
@@ -115,7 +117,7 @@ class TorchEngine:
         """Copy the state at the sequence's last grid point. Raises NonFiniteStateError."""
         live = self._sequences[sequence]
         live.require_ready()
-        return capture(self.tensors, live)
+        return capture(self._staging, live)
 
     def parts(self, grid_position: int) -> tuple[PartSpec, ...]:
         """The parts of a checkpoint at a grid position, in layer order. Raises ValueError off the grid."""
@@ -126,15 +128,16 @@ class TorchEngine:
         missing = {spec.name for spec in self.parts(grid_position)}
         if self.slots.free < 1:
             raise NodeCapacityError(self.slots.name, 1, 0)
+        staged = self._staging.host_buffer()
         pages = self.pages.take(pages_for(grid_position))
         sequence = self._add(self._take_slot(), pages, grid_position)
-        sequence.rows_from, sequence.missing = grid_position, missing
+        sequence.rows_from, sequence.missing, sequence.staged = grid_position, missing, staged
         return sequence.handle
 
     def load_part(self, sequence: int, spec: PartSpec, data: bytes | bytearray | memoryview) -> None:
         """Fill one part. Raises StateIncompatibleError, ValueError for a sequence that is not being restored."""
         live = self._sequences[sequence]
-        if live.missing is None:
+        if live.missing is None or live.staged is None:
             raise ValueError(f"sequence {sequence} is not being restored")
         check_part({known.name: known for known in self.parts(live.consumed)}, spec, data)
         if self._sabotage == "conv-tail" and ".conv." in spec.name and sequence not in self._sabotaged:
@@ -142,20 +145,21 @@ class TorchEngine:
             if damaged != data:
                 self._sabotaged.add(sequence)
             data = damaged
-        self.tensors.write_part(spec, data, live.slot, live.pages)
+        self._staging.write(spec, data, live.staged, live.pages)
         live.missing.discard(spec.name)
 
     def end_restore(self, sequence: int) -> None:
         """Make the sequence ready. Raises StateIncompatibleError naming missing parts."""
         live = self._sequences[sequence]
-        if live.missing is None:
+        if live.missing is None or live.staged is None:
             raise ValueError(f"sequence {sequence} is not being restored")
         if live.missing:
             expected = len(self.parts(live.consumed))
             names = ", ".join(sorted(live.missing))
             raise StateIncompatibleError(f"parts {names}", "none of them", f"a layout of {expected} parts")
+        self._staging.finish(live.staged, live.slot)
         self.tensors.finish_restore(live.slot, live.consumed)
-        live.missing = None
+        live.missing = live.staged = None
 
     def capacity(self) -> Capacity:
         """Pool sizes now."""

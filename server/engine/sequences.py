@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass, field
 
+from torch import Tensor
+
 from forkpoint.limits import PAGE_TOKENS, TILE_TOKENS
 
 
@@ -16,7 +18,8 @@ class LiveSequence:
 
     `pages` has exactly ceil(consumed / 64) ids. The last one is written by this sequence alone unless it is full; full
     ones may be shared. `rows_from`: positions below it have no final-norm row here, because a checkpoint holds none.
-    `missing`: names of the parts that a restore has not loaded yet; None once it is ready.
+    `missing`: names of the parts that a restore has not loaded yet, and `staged`: host memory of the KDA parts that it
+    has; None once the sequence is ready.
     """
 
     handle: int
@@ -25,6 +28,7 @@ class LiveSequence:
     consumed: int = 0
     rows_from: int = 0
     missing: set[str] | None = None
+    staged: Tensor | None = None
 
     @property
     def can_sample(self) -> bool:

@@ -88,36 +88,6 @@ def fill(tensors: StateTensors) -> None:
             tensor.copy_(torch.randint(-(2**20), 0, tensor.shape, generator=generator))
 
 
-@pytest.mark.parametrize("dtypes", [StateDtypes(), StateDtypes("bfloat16", "bfloat16")])
-def test_writing_a_part_that_was_read_is_the_identity(layout: StateLayout, dtypes: StateDtypes) -> None:
-    layout = StateLayout(layout.config, dtypes)
-    tensors = StateTensors.allocate(layout, slots=2, pages=6)
-    fill(tensors)
-    source, target = [4, 0, 2], [5, 1, 3]
-    data = {spec.name: tensors.read_part(spec, 0, source) for spec in layout.parts(144)}
-    tensors.poison_slot(1)
-    for page in target:
-        tensors.poison_page(page)
-    for spec in layout.parts(144):
-        assert len(data[spec.name]) == spec.nbytes
-        tensors.write_part(spec, data[spec.name], 1, target)
-    assert {spec.name: tensors.read_part(spec, 1, target) for spec in layout.parts(144)} == data
-    assert torch.equal(tensors.S[:, 1], tensors.S[:, 0])
-    assert torch.equal(tensors.conv_grid[:, 1], tensors.conv_grid[:, 0])
-    assert torch.equal(tensors.pages[[5, 1]], tensors.pages[[4, 0]])
-    assert torch.equal(tensors.pages[3, :, :16], tensors.pages[2, :, :16])
-    assert tensors.pages[3, :, 16:].isnan().all()
-
-
-def test_the_parts_of_all_head_groups_cover_every_value_once(layout: StateLayout) -> None:
-    tensors = StateTensors.allocate(layout, slots=1, pages=1)
-    fill(tensors)
-    parts = layout.parts(0)
-    held = torch.cat([torch.frombuffer(bytearray(tensors.read_part(s, 0, [])), dtype=torch.float32) for s in parts])
-    expected = torch.cat([tensors.S.flatten(), tensors.conv_grid.flatten()])
-    assert torch.equal(held.sort().values, expected.sort().values)
-
-
 def test_copied_slots_and_pages_are_equal_in_everything(layout: StateLayout) -> None:
     tensors = StateTensors.allocate(layout, slots=3, pages=2)
     fill(tensors)
@@ -128,24 +98,6 @@ def test_copied_slots_and_pages_are_equal_in_everything(layout: StateLayout) -> 
         source, target = (tensor[0], tensor[2]) if name == "norm_rows" else (tensor[:, 0], tensor[:, 2])
         assert torch.equal(source, target)
     assert torch.equal(tensors.pages[0], tensors.pages[1])
-
-
-def test_a_part_of_wrong_size_shape_or_name_is_refused(layout: StateLayout) -> None:
-    tensors = StateTensors.allocate(layout, slots=1, pages=1)
-    state, conv = layout.parts(16)[:2]
-    with pytest.raises(ValueError, match="bytes"):
-        tensors.write_part(state, b"\0" * (state.nbytes - 4), 0, [0])
-    for name, shape in (("kda.000.state.0", (2, 24, 16)), (conv.name, (3, 7)), ("mla.page.000000", (9, 16, 40))):
-        bad = PartSpec(name, "float32", shape)
-        with pytest.raises(ValueError, match="shape"):
-            tensors.write_part(bad, bytes(bad.nbytes), 0, [0])
-        with pytest.raises(ValueError, match="shape"):
-            tensors.read_part(bad, 0, [0])
-    for name in ("kda.003.state.0", "mla.page.x", "other"):
-        with pytest.raises(ValueError, match="no part"):
-            tensors.read_part(PartSpec(name, "float32", (1,)), 0, [0])
-    with pytest.raises(ValueError, match="beyond"):
-        tensors.read_part(PartSpec("mla.page.000001", "float32", (1, 16, 40)), 0, [0])
 
 
 @pytest.mark.parametrize("kind", ["bounded", "softplus"])
@@ -197,14 +149,3 @@ def test_finish_restore_leaves_no_norm_row_of_an_earlier_session(device: torch.d
     run.tensors.finish_restore(0, 32)
     assert math.isnan(run.tensors.norm_rows[0, 0, 0].item())
     assert run.tensors.norm_rows[0].isnan().all()
-
-
-def test_a_copy_on_the_host_has_the_same_parts(layout: StateLayout) -> None:
-    """What an engine on a GPU captures from."""
-    tensors = StateTensors.allocate(layout, slots=3, pages=5)
-    for name in ("S", "conv_grid", "pages"):
-        pool: torch.Tensor = getattr(tensors, name)
-        pool.copy_(torch.randn(pool.shape, generator=torch.Generator().manual_seed(1)))
-    host = tensors.on_host(2, [4, 0, 3])
-    for spec in layout.parts(144):
-        assert host.read_part(spec, 0, [0, 1, 2]) == tensors.read_part(spec, 2, [4, 0, 3])

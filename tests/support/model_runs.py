@@ -11,6 +11,7 @@ from forkpoint.model.config import ModelConfig
 from forkpoint.model.decoder import HybridDecoder
 from forkpoint.model.kernels import Kernels
 from forkpoint.model.rows import RowBatch
+from forkpoint.model.staging import StateStaging
 from forkpoint.model.state import StateLayout, StateTensors
 
 FP32_TOLERANCE = 2e-5
@@ -43,6 +44,7 @@ class ModelRun:
         self.layout = StateLayout(config, self.decoder.kernels.dtypes)
         pages = -(-tokens // PAGE_TOKENS)
         self.tensors = StateTensors.allocate(self.layout, slots, slots * pages, device)
+        self.staging = StateStaging(self.tensors, self.decoder.kernels)
         order = torch.randperm(slots * pages, generator=torch.Generator().manual_seed(1)).tolist()
         self.sequences = [Lane(slot, order[slot * pages : (slot + 1) * pages]) for slot in range(slots)]
         for slot in range(slots):
@@ -81,9 +83,8 @@ class ModelRun:
         """The bytes of every checkpoint part at the last grid point."""
         sequence = self.sequences[slot]
         position = sequence.consumed // 16 * 16
-        return {
-            spec.name: self.tensors.read_part(spec, slot, sequence.page_table) for spec in self.layout.parts(position)
-        }
+        parts = self.staging.read(position, slot, sequence.page_table)
+        return {spec.name: data.numpy().tobytes() for spec, data in parts}
 
     def restore(self, slot: int, position: int, parts: dict[str, bytes]) -> None:
         """Poison the slot and its pages, then put the parts of the checkpoint at `position` in place."""
@@ -91,8 +92,10 @@ class ModelRun:
         self.tensors.poison_slot(slot)
         for page in sequence.page_table:
             self.tensors.poison_page(page)
+        buffer = self.staging.host_buffer()
         for spec in self.layout.parts(position):
-            self.tensors.write_part(spec, parts[spec.name], slot, sequence.page_table)
+            self.staging.write(spec, parts[spec.name], buffer, sequence.page_table)
+        self.staging.finish(buffer, slot)
         self.tensors.finish_restore(slot, position)
         sequence.consumed = position
 

@@ -27,6 +27,24 @@ def checkpoint_pieces(tensors: StateTensors, specs: tuple[PartSpec, ...]) -> lis
     return pieces
 
 
+def part_views(tensors: StateTensors, spec: PartSpec, slot: int, page_table: list[int]) -> list[Tensor]:
+    """Where a part lies, by plain slicing: views side by side along their last axis."""
+    place = tensors.layout.kda_part_places.get(spec.name)
+    if place is None:
+        return [tensors.pages[page_table[int(spec.name.rpartition(".")[2])], :, : spec.shape[1]]]
+    if place.kind == "state":
+        return [tensors.S[place.ordinal, slot, place.first_head : place.last_head]]
+    channels = tensors.layout.conv_channel_ranges(place.first_head, place.last_head)
+    return [tensors.conv_grid[place.ordinal, slot, :, first:last] for first, last in channels]
+
+
+def part_bytes(tensors: StateTensors, spec: PartSpec, slot: int, page_table: list[int]) -> bytes:
+    """A part's bytes as a store takes them: row-major, little-endian."""
+    whole = torch.cat(part_views(tensors, spec, slot, page_table), dim=-1)
+    assert whole.shape == spec.shape
+    return whole.contiguous().cpu().view(torch.uint8).numpy().tobytes()
+
+
 def random_bytes(pool: Tensor) -> None:
     """Fill a pool with random bytes: NaNs of every payload among them."""
     data = torch.randint(0, 256, (pool.numel() * pool.element_size(),), dtype=torch.uint8)

@@ -12,10 +12,10 @@ from forkpoint.kernels.staging import naive
 from forkpoint.kernels.staging import triton as staging
 from forkpoint.kernels.staging.pieces import Piece, build_table
 from forkpoint.model.layout import StateDtypes, StateLayout
-from forkpoint.model.state import StateTensors
+from forkpoint.model.state import TORCH_DTYPES, StateTensors
 from tests.support.kernels import at_offset, same_bytes
 from tests.support.random_model import random_config
-from tests.support.staged import checkpoint_pieces, random_bytes
+from tests.support.staged import checkpoint_pieces, part_bytes, part_views, random_bytes
 from tests.support.triton_shim import DEVICE
 
 SLOTS, PAGES, POSITION = 3, 4, 80
@@ -58,14 +58,14 @@ def test_a_checkpoints_parts_lie_in_the_buffer_as_the_store_takes_them(
     taken = torch.zeros(buffer.shape, dtype=torch.bool)
     for spec, offset in zip(specs, table.offsets, strict=True):
         assert offset % 16 == 0
-        assert buffer[offset : offset + spec.nbytes].cpu().numpy().tobytes() == tensors.read_part(spec, slot, pages)
+        assert buffer[offset : offset + spec.nbytes].cpu().numpy().tobytes() == part_bytes(tensors, spec, slot, pages)
         taken[offset : offset + spec.nbytes] = True
     assert (buffer.cpu()[~taken] == 0xA5).all()
 
 
 @SHAPE
 @pytest.mark.parametrize("config,dtypes", MODELS, ids=["fp32", "bf16", "odd fp32", "odd bf16"])
-def test_what_is_scattered_is_what_write_part_writes_and_neighbours_stay(
+def test_what_is_scattered_are_the_parts_and_neighbours_stay(
     config: dict[str, Any], dtypes: StateDtypes, shape: staging.CopyShape
 ) -> None:
     tensors, twin = filled(config, dtypes), filled(config, dtypes)
@@ -76,7 +76,30 @@ def test_what_is_scattered_is_what_write_part_writes_and_neighbours_stay(
     buffer = torch.randint(0, 256, (table.nbytes,), dtype=torch.uint8).to(DEVICE)
     staging.scatter(table, buffer, [slot, *pages], shape)
     for spec, offset in zip(specs, table.offsets, strict=True):
-        twin.write_part(spec, buffer[offset : offset + spec.nbytes].cpu().numpy().tobytes(), slot, pages)
+        views = part_views(twin, spec, slot, pages)
+        part = buffer[offset : offset + spec.nbytes].view(TORCH_DTYPES[spec.dtype]).view(spec.shape)
+        for view, columns in zip(
+            views, torch.split_with_sizes(part, [view.shape[-1] for view in views], dim=-1), strict=True
+        ):
+            view.copy_(columns)
+    for name in ("S", "conv_grid", "pages"):
+        assert same_bytes(getattr(tensors, name), getattr(twin, name))
+
+
+@pytest.mark.parametrize("config,dtypes", MODELS, ids=["fp32", "bf16", "odd fp32", "odd bf16"])
+def test_the_twin_copies_the_same_bytes(config: dict[str, Any], dtypes: StateDtypes) -> None:
+    tensors, twin = filled(config, dtypes), filled(config, dtypes)
+    for name in ("S", "conv_grid", "pages"):
+        getattr(twin, name).copy_(getattr(tensors, name))
+    specs, places = tensors.layout.parts(POSITION), [1, 0, 2]
+    table, twins = (build_table(checkpoint_pieces(pools, specs)) for pools in (tensors, twin))
+    ours, theirs = (torch.zeros(table.nbytes, dtype=torch.uint8, device=DEVICE) for _ in range(2))
+    staging.gather(table, ours, places)
+    naive.gather(table, theirs, places)
+    assert torch.equal(ours, theirs)
+    buffer = torch.randint(0, 256, (table.nbytes,), dtype=torch.uint8).to(DEVICE)
+    staging.scatter(table, buffer, places)
+    naive.scatter(twins, buffer, places)
     for name in ("S", "conv_grid", "pages"):
         assert same_bytes(getattr(tensors, name), getattr(twin, name))
 
