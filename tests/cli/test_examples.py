@@ -11,15 +11,29 @@ from forkpoint.cli.demo.server import ServerProcess
 
 ROOT = Path(__file__).resolve().parents[2]
 EXPECTED = {
+    "blobs_in_one_file.py": ["54 bytes hold 100000, whole"],
     "fork_and_resume.py": ["left says p7q9aa and right says k4m2zx", "exact: True", "left still says p7q9aa"],
     "recover_a_stream.py": ["nothing missing"],
+    "store_on_its_own.py": [
+        "replayed 9 tokens; same state: True",
+        "refused: epoch 1, the session is at 2",
+        "the fork shares 262148 bytes and stored 0",
+        "both tell the same: True",
+        "0 findings",
+    ],
 }
+WITHOUT_SERVER = ("blobs_in_one_file.py", "store_on_its_own.py")
+"""These take a folder instead of a server's address."""
 
 
 @pytest.mark.parametrize("example", sorted(path.name for path in (ROOT / "examples").glob("*.py")))
-def test_an_example_shows_what_it_says(server: ServerProcess, example: str) -> None:
+def test_an_example_shows_what_it_says(server: ServerProcess, tmp_path: Path, example: str) -> None:
     result = subprocess.run(
-        [sys.executable, str(ROOT / "examples" / example), server.address],
+        [
+            sys.executable,
+            str(ROOT / "examples" / example),
+            str(tmp_path) if example in WITHOUT_SERVER else server.address,
+        ],
         capture_output=True,
         text=True,
         env=os.environ | {"PYTHONPATH": str(ROOT / "src")},

@@ -84,6 +84,7 @@ def blob_backend(request: pytest.FixtureRequest) -> Backend:
 async def blobs(blob_backend: Backend, folder: Path) -> AsyncIterator[BlobStore]:
     assert blob_backend.blobs is not None
     opened = blob_backend.blobs(folder)
+    await opened.open()
     yield opened
     await opened.close()
 
