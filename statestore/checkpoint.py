@@ -149,8 +149,8 @@ class CheckpointStore:
     ) -> tuple[SavedPart, ...]:
         """Look for the refused blobs again, and store those that are gone."""
         again = [part for part, was in zip(parts, saved, strict=True) if was.digest in refused]
-        anew = iter(await self._save_parts(again))
-        return tuple(next(anew) if was.digest in refused else was for was in saved)
+        stored = {part.digest: part for part in await self._save_parts(again) if not part.shared}
+        return tuple(stored.get(was.digest, was) for was in saved)
 
     async def _stored_manifest_is_damaged(self, row: CheckpointRow) -> bool:
         """Whether an earlier checkpoint of this very state left a manifest that can't be read."""

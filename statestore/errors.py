@@ -4,6 +4,7 @@ ForkpointError
 ├── AbortedError
 │   └── BlobsCondemnedError         a checkpoint names blobs that are about to be, or were just, deleted
 └── PreconditionError
+    ├── CollectedElsewhereError     another collector lives
     └── StaleCollectorError         another collector was elected
 """
 
@@ -25,6 +26,17 @@ class BlobsCondemnedError(AbortedError):
     def facts(self) -> dict[str, str]:
         """Their number only: a checkpoint may name thousands."""
         return {"blobs": str(len(self.digests))}
+
+
+class CollectedElsewhereError(PreconditionError):
+    """Somebody else collects the tier, and lives as far as can be told."""
+
+    reason = "COLLECTED_ELSEWHERE"
+
+    def __init__(self, tier: str, holder: str) -> None:
+        self.tier = tier
+        self.holder = holder
+        super().__init__(f"{holder or 'somebody else'} collects tier {tier}")
 
 
 class StaleCollectorError(PreconditionError):

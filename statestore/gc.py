@@ -14,7 +14,7 @@ from forkpoint.limits import GC_GRACE_SECONDS_DEFAULT
 from forkpoint.statestore.base import Catalog
 from forkpoint.statestore.blobs import BlobStore
 from forkpoint.statestore.election import Election
-from forkpoint.statestore.errors import StaleCollectorError
+from forkpoint.statestore.errors import CollectedElsewhereError
 from forkpoint.statestore.gcreport import CollectionReport
 from forkpoint.statestore.mark import Mark
 from forkpoint.statestore.records import ManifestKey
@@ -61,7 +61,8 @@ class Collector:
         """Collect once: the same report again and again as it grows, `done` at the end. One collection at a time; a
         second call waits. Ended early it leaves nothing that the next one does not finish.
 
-        Unless it is a dry run, raises StaleCollectorError when another one is, or becomes, the tier's collector.
+        Unless it is a dry run, raises CollectedElsewhereError while another one is the tier's collector, and
+        StaleCollectorError when another one becomes it.
         """
         async with self._turn:
             report = CollectionReport(self._blobs.tier, dry_run)
@@ -77,8 +78,7 @@ class Collector:
     async def _begin(self, report: CollectionReport) -> None:
         election = self.election
         if not await election.stand():
-            row = await self._catalog.get_collector(election.tier)
-            raise StaleCollectorError(election.tier, election.term, row.term)
+            raise CollectedElsewhereError(election.tier, election.other)
         await self._blobs.fence(election.term)
         await self._absolve_for_the_dead()
         await self._drop_pins(report)

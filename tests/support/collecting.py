@@ -140,9 +140,6 @@ class Yard:
 
 async def finish(collector: Collector, dry_run: bool = False) -> CollectionReport:
     """Run one collection to its end."""
-    report: CollectionReport | None = None
-    async for report in collector.collect(dry_run):
-        pass
-    assert report is not None
+    *_, report = [report async for report in collector.collect(dry_run)]
     assert report.done
     return report
