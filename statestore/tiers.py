@@ -174,11 +174,11 @@ class TieredBlobs:
         await self._write(lambda blobs: blobs.fence(term))
 
     async def sizes(self, digests: Sequence[str]) -> list[int | None]:
-        """In all durable tiers together; None where none of them has it."""
+        """Of one copy; None where no durable tier has one. What a tier holds in all is asked of that tier."""
         self._check_open()
         found = [await tier.blobs.sizes(digests) for tier in self._durable]
         sizes = [[size for size in column if size is not None] for column in zip(*found, strict=True)]
-        return [sum(known) if known else None for known in sizes]
+        return [max(known, default=None) for known in sizes]
 
     async def digests(self) -> AsyncIterator[str]:
         """All of all durable tiers: one that several have comes several times."""

@@ -7,7 +7,7 @@ connection of the write that it is to confirm.
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -15,12 +15,15 @@ from redis.exceptions import AskError, MovedError, ResponseError, TryAgainError
 
 from forkpoint.errors import StoreUnavailableError
 from forkpoint.statestore.redis.failures import failure
-from forkpoint.statestore.redis.server import Command, Greeting, RedisServer, Reply
+from forkpoint.statestore.redis.pack import Command
+from forkpoint.statestore.redis.server import Greeting, RedisServer, Reply
 from forkpoint.statestore.redis.slots import SlotMap, slot_of
 from forkpoint.statestore.redis.url import RedisUrl
 
 REDIRECTS_MAX: Final = 8
 """Times that one command may be sent elsewhere while slots move."""
+SCAN_COUNT: Final = 1000
+"""Keys that a server looks at in one step of a scan: about a quarter of a millisecond."""
 TRY_AGAIN_SECONDS: Final = 0.05
 """Pause before a command whose keys are just moving is sent again; doubled each time."""
 
@@ -138,6 +141,22 @@ class RedisConnection:
             if isinstance(reply, BaseException):
                 raise failure(self.shown, reply) from reply
         return replies
+
+    async def scan(self, pattern: str) -> AsyncIterator[list[str]]:
+        """Names of keys that match, of every server that takes writes, a few at a time; some may come twice, and what
+        comes or goes meanwhile may or may not be among them. Raises StoreUnavailableError."""
+        seed = self._open_seed()
+        servers = [seed] if self._slots is None else [self._server_at(found) for found in self._slots.primaries()]
+        for server in servers:
+            cursor = b"0"
+            while True:
+                (reply,) = await server.exchange([("SCAN", cursor, "MATCH", pattern, "COUNT", SCAN_COUNT)])
+                if isinstance(reply, BaseException):
+                    raise failure(self.shown, reply) from reply
+                cursor = reply[0]
+                yield [bytes(key).decode(errors="replace") for key in reply[1]]
+                if cursor == b"0":
+                    break
 
     async def close(self) -> None:
         """Close all connections. Idempotent."""

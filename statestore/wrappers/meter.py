@@ -57,5 +57,12 @@ class MeteredBlobs(AroundBlobs):
             total.failures += failed
             total.seconds += seconds
             total.most_seconds = max(total.most_seconds, seconds)
-        total.bytes += len(result) if isinstance(result, bytes) else 0 if result is False else nbytes
+        total.bytes += _moved(result, nbytes)
         return result
+
+
+def _moved(result: object, brought: int) -> int:
+    """Bytes that a call wrote or read: what it brought, unless that was there already, or what came back."""
+    if isinstance(result, bytes):
+        return len(result)
+    return 0 if result is False else brought

@@ -8,6 +8,7 @@ import importlib
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from forkpoint.clock import Clock
@@ -16,9 +17,15 @@ from forkpoint.statestore.blobs import BlobStore
 from forkpoint.statestore.file.blobs import FileBlobs
 from forkpoint.statestore.memory.blobs import MemoryBlobs
 from forkpoint.statestore.memory.catalog import MemoryCatalog
+from forkpoint.statestore.memory.lru import HostMemoryBlobs
 from forkpoint.statestore.sqlite.catalog import SqliteCatalog
+from forkpoint.statestore.tiers import Role, Tier, TieredBlobs
+from forkpoint.statestore.wrappers.faults import FaultInjectingBlobs, FaultRates
+from forkpoint.statestore.wrappers.limit import LimitedBlobs
+from forkpoint.statestore.wrappers.meter import MeteredBlobs
+from forkpoint.statestore.wrappers.retry import Backoff, RetryingBlobs
 from tests.support.redis_servers import PRODUCTS, binary
-from tests.support.redis_stores import redis_catalog
+from tests.support.redis_stores import redis_blobs, redis_catalog
 
 
 @dataclass(frozen=True)
@@ -37,13 +44,39 @@ class Backend:
 
 
 def _redis(label: str) -> Backend:
-    product = label.partition("-")[0]
-    missing = "" if binary(product) else f"{product}'s server is not installed"
     return Backend(
         label,
         lambda folder, clock: redis_catalog(label, folder, clock),
+        lambda folder: redis_blobs(label, folder),
         namespaces=True,
-        missing=missing,
+        missing=_missing(label),
+    )
+
+
+def _missing(label: str) -> str:
+    product = label.partition("-")[0]
+    return "" if binary(product) else f"{product}'s server is not installed"
+
+
+def _faulty(label: str, blobs: Callable[[Path], BlobStore], persistent: bool = True, missing: str = "") -> Backend:
+    """Blobs whose calls fail now and then behind a wrapper that makes them again. None loses its answer: a put that is
+    made again can't tell whether the blob that it finds is its own."""
+
+    def make(folder: Path) -> BlobStore:
+        faults = FaultInjectingBlobs(blobs(folder), FaultRates(before=0.3), seed=1)
+        return RetryingBlobs(faults, Backoff(tries=20, first_seconds=0.0))
+
+    return Backend(f"{label}+faults", None, make, persistent=persistent, missing=missing)
+
+
+def _tiers(folder: Path) -> BlobStore:
+    """Host memory, then files, then other files that stand for a shared store."""
+    return TieredBlobs(
+        [
+            Tier("host", HostMemoryBlobs(1 << 20), Role.CACHE),
+            Tier("local", FileBlobs(folder / "local")),
+            Tier("shared", LimitedBlobs(MeteredBlobs(FileBlobs(folder / "shared", survives_node=True)))),
+        ]
     )
 
 
@@ -54,6 +87,10 @@ def backends() -> list[Backend]:
         Backend("sqlite", lambda folder, clock: SqliteCatalog(folder / "catalog.db", clock)),
         Backend("file", None, lambda folder: FileBlobs(folder / "blobs")),
         *(_redis(label) for label in (*PRODUCTS, "valkey-cluster")),
+        _faulty("memory", lambda folder: MemoryBlobs(), persistent=False),
+        _faulty("file", lambda folder: FileBlobs(folder / "blobs")),
+        *(_faulty(label, partial(redis_blobs, label), missing=_missing(label)) for label in PRODUCTS),
+        Backend("tiers", None, _tiers),
     ]
     for entry in filter(None, os.environ.get("FORKPOINT_CONFORMANCE", "").split(",")):
         module, _, function = entry.partition(":")

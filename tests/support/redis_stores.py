@@ -3,6 +3,8 @@
 from pathlib import Path
 
 from forkpoint.clock import Clock
+from forkpoint.statestore.redis.blobheader import CHUNK_BYTES_LEAST
+from forkpoint.statestore.redis.blobs import RedisBlobs
 from forkpoint.statestore.redis.catalog import RedisCatalog
 from forkpoint.statestore.redis.url import parse_redis_url
 from tests.support.redis_servers import shared_cluster, shared_server
@@ -25,3 +27,11 @@ def store_url(label: str, folder: Path) -> str:
 def redis_catalog(label: str, folder: Path, clock: Clock) -> RedisCatalog:
     """A catalog, not yet open, of the store that stands for `folder`."""
     return RedisCatalog(parse_redis_url("catalog", store_url(label, folder)), clock)
+
+
+def redis_blobs(label: str, folder: Path, query: str = "") -> RedisBlobs:
+    """Blobs, not yet open, of the place that stands for `folder`; a folder in the last one is a place beside it."""
+    inside = _LAST.get(label) == folder.parent
+    url = store_url(label, folder.parent if inside else folder)
+    place = "inside" if inside else "default"
+    return RedisBlobs(parse_redis_url("blobs", f"{url}?namespace={place}&{query}"), chunk_bytes=CHUNK_BYTES_LEAST)
