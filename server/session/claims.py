@@ -17,6 +17,7 @@ from forkpoint.server.session.live import LiveSession, Place
 from forkpoint.server.session.owner import NameLocks, Owners
 from forkpoint.server.session.settle import Settler
 from forkpoint.statestore.records import FinishReason, RequestKey
+from forkpoint.statestore.rules import check_epoch
 
 T = TypeVar("T")
 
@@ -141,6 +142,12 @@ class Claims:
             later, error = live.trouble
             if later != number and error is not None:
                 raise error
+
+    async def ours_still(self, live: LiveSession) -> None:
+        """Ask the store before an answer is given from this node's memory alone: it may have lost the session without
+        having heard of it. Raises StaleEpochError, which `owned` sees to."""
+        row = await self.core.catalog.get_session(live.name)
+        check_epoch(live.name, live.epoch, row.epoch)
 
     def doubt(self, live: LiveSession) -> None:
         """The store may hold something else than this node knows: let the loop compare."""

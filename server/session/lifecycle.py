@@ -141,6 +141,7 @@ class Lifecycle:
         if position < 0:
             raise InvalidFieldError("position", f"{position} is negative")
         if position > live.head:
+            await self._claims.ours_still(live)
             raise PositionBeyondHeadError(str(live.name), position, live.head)
         async with self._claims.seized(live, "rewind", FinishReason.CANCELLED):
             live.held = True
@@ -167,8 +168,13 @@ class Lifecycle:
         """Ends a running generation at the next token border; without one nothing happens."""
         self._claims.refuse_when_draining()
         with contextlib.suppress(SessionPausedError):  # nothing runs on a paused session
-            await self._claims.owned(name, lambda live: self._claims.end_generation(live, FinishReason.CANCELLED))
+            await self._claims.owned(name, self._cancel)
         return await self._views.one(await self._core.catalog.get_session(name))
+
+    async def _cancel(self, live: LiveSession) -> None:
+        if live.generation is None:
+            await self._claims.ours_still(live)
+        await self._claims.end_generation(live, FinishReason.CANCELLED)
 
     async def delete(self, name: SessionName, request: RequestKey | None) -> SessionView:
         """Hides the name and frees what it holds here. Descendants live on."""

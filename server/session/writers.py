@@ -2,8 +2,16 @@
 
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from functools import partial
 
-from forkpoint.errors import AbortedError, ForkpointError, InvalidFieldError, NodeDrainingError, QueueFullError
+from forkpoint.errors import (
+    AbortedError,
+    ContextFullError,
+    ForkpointError,
+    InvalidFieldError,
+    NodeDrainingError,
+    QueueFullError,
+)
 from forkpoint.ids import new_id
 from forkpoint.limits import SESSION_QUEUE_MAX
 from forkpoint.server.session.api import AppendCall, AppendResult, GenerateCall, GenerateEvent, Reader
@@ -65,7 +73,7 @@ class Writers:
 
     async def _append_to(self, live: LiveSession, call: AppendCall, tokens: tuple[int, ...]) -> AppendResult:
         async with self._claims.writing(live, "append"):
-            check_room(live.name, live.head, len(tokens), self._core.engine.facts.context_limit)
+            await self._check_room(live, len(tokens))
             outcome = await self._core.catalog.append(
                 AppendTokens(
                     live.name,
@@ -150,7 +158,7 @@ class Writers:
 
     async def _begin(self, live: LiveSession, call: GenerateCall, tokens: tuple[int, ...]) -> Attached:
         async with self._claims.writing(live, "generate"):
-            check_room(live.name, live.head, len(tokens), self._core.engine.facts.context_limit)
+            await self._check_room(live, len(tokens))
             self._check_queue(live)
             outcome = await self._core.catalog.begin_generation(
                 BeginGeneration(
@@ -174,6 +182,14 @@ class Writers:
             self._grown(live, tokens, outcome.head_hash)
             return Attached(outcome.row, live.row.branch, outcome.head, live.epoch, live, running)
 
+    async def _check_room(self, live: LiveSession, count: int) -> None:
+        """Raises ContextFullError."""
+        try:
+            check_room(live.name, live.head, count, self._core.engine.facts.context_limit)
+        except ContextFullError:
+            await self._claims.ours_still(live)  # a later owner may have turned it back
+            raise
+
     def _check_queue(self, live: LiveSession) -> None:
         """Raises QueueFullError when too many generations wait for a slot already."""
         if live.place is not Place.PARKED:
@@ -193,15 +209,20 @@ class Writers:
         if row.finish is None:
             if self._core.draining:
                 raise NodeDrainingError(self._core.options.node, call.resume_position)
-            live = await self._claims.owners.own(call.name)
-            await self._claims.confirmed(live)
-            running = live.generation
-            if running is None or running.row.generation != row.generation:
-                live, running = None, None
-                row = await self._core.catalog.get_generation(call.name, row.generation)
+            live, running = await self._claims.owned(call.name, partial(self._running, row.generation))
+            if running is None:
+                live, row = None, await self._core.catalog.get_generation(call.name, row.generation)
         session = await self._core.catalog.get_session(call.name)
         self._check_branch(row, session)
         return Attached(row, session.branch, session.head, session.epoch, live, running)
+
+    async def _running(self, generation: str, live: LiveSession) -> tuple[LiveSession, RunningGeneration | None]:
+        """What runs it here; nothing when it has ended."""
+        running = live.generation
+        if running is None or running.row.generation != generation:
+            await self._claims.ours_still(live)
+            return live, None
+        return live, running
 
     def _check_branch(self, row: GenerationRow, session: SessionRow) -> None:
         if row.branch != session.branch:
