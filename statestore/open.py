@@ -9,13 +9,12 @@ from forkpoint.clock import Clock
 from forkpoint.errors import ConfigError
 from forkpoint.statestore.base import Catalog
 from forkpoint.statestore.blobs import BlobStore
-from forkpoint.statestore.file.blobs import FileBlobs
-from forkpoint.statestore.memory.blobs import MemoryBlobs
 from forkpoint.statestore.memory.catalog import MemoryCatalog
 from forkpoint.statestore.records import SCHEMA_VERSION, StoreMarker
 from forkpoint.statestore.redis.url import SCHEMES, parse_redis_url
 from forkpoint.statestore.sqlite.catalog import SqliteCatalog
 from forkpoint.statestore.sqlite.marker import read_marker as read_sqlite_marker
+from forkpoint.statestore.stack import open_stack
 
 
 @runtime_checkable
@@ -44,14 +43,10 @@ def open_catalog(url: str, clock: Clock | None = None) -> Catalog:
     raise ConfigError("catalog", shown_url(url), f"no such catalog: {scheme!r}; use {known}")
 
 
-def open_blobs(url: str) -> BlobStore:
-    """The blob store of a URL, its folder made when missing. Raises ConfigError, StoreUnavailableError."""
-    scheme = urlsplit(url).scheme
-    if scheme == "memory":
-        return MemoryBlobs()
-    if scheme == "file":
-        return FileBlobs(_path("blobs", url))
-    raise ConfigError("blobs", shown_url(url), f"no such blob store: {scheme!r}; use file:///path or memory://")
+def open_blobs(setting: str) -> BlobStore:
+    """The blob store of a URL, or the tiers of several (statestore/stack.py), folders made when missing;
+    `await blobs.open()` comes next. Raises ConfigError, StoreUnavailableError."""
+    return open_stack(setting)
 
 
 def read_marker(url: str) -> StoreMarker | None:
