@@ -15,8 +15,10 @@ from typing import Any, Final
 from forkpoint.errors import BlobDamagedError, BlobMissingError, ConfigError, StoreUnavailableError
 from forkpoint.statestore.blobs import Buffer, size_of
 from forkpoint.statestore.errors import StaleCollectorError
+from forkpoint.statestore.findings import Finding, Severity
 from forkpoint.statestore.records import Durability
 from forkpoint.statestore.redis import blobscripts
+from forkpoint.statestore.redis.blobcheck import orphan_chunks
 from forkpoint.statestore.redis.blobheader import (
     CHUNK_BYTES,
     FRAME_BYTES_MAX,
@@ -24,6 +26,7 @@ from forkpoint.statestore.redis.blobheader import (
     BlobHeader,
     BlobKeys,
     digest_of_key,
+    upload_of_key,
 )
 from forkpoint.statestore.redis.chunks import Chunks
 from forkpoint.statestore.redis.connection import Call, RedisConnection
@@ -57,6 +60,11 @@ class BlobGate(DurabilityGate):
                 f"maxmemory-policy is {facts.policy or 'hidden'!r}: a server that evicts keys can be a cache tier"
                 " (tier=cache), never a durable one; set it to noeviction",
             )
+
+
+def _finding(digest: str, keys: Sequence[str]) -> Finding:
+    uploads = ", ".join(sorted({upload_of_key(key) for key in keys}))
+    return Finding(Severity.WARNING, "ORPHAN_CHUNKS", f"blob {digest}", f"{len(keys)} chunks of upload {uploads}")
 
 
 class RedisBlobs:
@@ -180,6 +188,24 @@ class RedisBlobs:
 
     async def close(self) -> None:
         await self._connection.close()
+
+    # --- beyond the port ---------------------------------------------------------------------------------------
+    async def self_check(self) -> list[Finding]:
+        """Chunks that belong to no blob, one finding a blob that they were of."""
+        return [_finding(digest, keys) for digest, keys in (await self._orphans()).items()]
+
+    async def sweep(self) -> list[Finding]:
+        """Remove what self_check finds, and say so; any number of processes may, while others read and write."""
+        orphans = await self._orphans()
+        for keys in orphans.values():
+            await self._chunks.unlink(keys)
+        return [_finding(digest, keys) for digest, keys in orphans.items()]
+
+    async def _orphans(self) -> dict[str, list[str]]:
+        found = dict[str, list[str]]()
+        async for orphan in orphan_chunks(self._connection, self._chunks, self._keys):
+            found.setdefault(orphan.digest, []).extend(orphan.keys)
+        return {digest: sorted(set(keys)) for digest, keys in sorted(found.items())}
 
     # --- how ---------------------------------------------------------------------------------------------------
     def _check(self, digest: str) -> None:
