@@ -151,6 +151,7 @@ async def serving(config: ServerConfig, parts: Parts | None = None) -> AsyncIter
     marker = StoreMarker(SCHEMA_VERSION, config.namespace, facts.model_digest, facts.tokenizer_digest)
     await parts.catalog.open(marker)
     try:
+        await parts.blobs.open()
         if own:
             check_durability(config, parts.catalog)
         options = NodeOptions(

@@ -86,6 +86,8 @@ class TieredBlobs:
             raise ValueError("tiers of a stack need labels of their own")
         self._cache_seconds = cache_seconds
         self._rests = {tier.label: Rest(clock or SystemClock()) for tier in self._caches}
+        self._opened = set[str]()
+        """Caches that could be opened; the others are tried again with their next call."""
         self._promoter = Promoter()
         self._closed = False
 
@@ -116,7 +118,7 @@ class TieredBlobs:
     # --- the port ----------------------------------------------------------------------------------------------
     async def open(self) -> None:
         for tier in self._caches:
-            await self._try_cache(tier, tier.blobs.open)
+            await self._try_cache(tier, _nothing)
         for tier in self._durable:
             await tier.blobs.open()
         for source in self._sources:
@@ -280,6 +282,9 @@ class TieredBlobs:
             return None
         try:
             async with asyncio.timeout(self._cache_seconds):
+                if tier.label not in self._opened:
+                    await tier.blobs.open()
+                    self._opened.add(tier.label)
                 result = await call()
         except BlobMissingError:
             rest.worked()
@@ -290,6 +295,10 @@ class TieredBlobs:
             return None
         rest.worked()
         return result
+
+
+async def _nothing() -> None:
+    """A call that only sees to it that its tier is open."""
 
 
 def tiers_of(blobs: BlobStore) -> tuple[Tier, ...]:

@@ -209,7 +209,7 @@ async def test_chunks_left_over_by_a_replacement_and_a_removal_are_found_and_swe
     await blobs.put(OTHER, FRAME)
     await blobs.put(DIGEST, FRAME)
     assert await blobs.self_check() == []
-    blobs._chunks.unlink = nothing  # type: ignore[assignment, method-assign]
+    blobs._chunks.unlink = nothing  # type: ignore[method-assign]
     await blobs.replace(DIGEST, FRAME[: 2 * CHUNK])
     await blobs.delete([OTHER])
     blobs._chunks.unlink = unlink  # type: ignore[method-assign]

@@ -129,6 +129,28 @@ async def failing() -> None:
     raise DOWN
 
 
+async def test_a_cache_that_could_not_be_opened_is_opened_once_it_can_be() -> None:
+    class Closed(FaultyBlobs):
+        opened = 0
+
+        async def open(self) -> None:
+            self.opened += 1
+            if self.opened == 1:
+                raise DOWN
+
+    clock, cache = ManualClock(), Closed(HostMemoryBlobs(1 << 20))
+    blobs = TieredBlobs([Tier("host", cache, Role.CACHE), Tier("local", MemoryBlobs())], clock=clock)
+    await blobs.open()
+    await blobs.put(DIGEST, FRAME)
+    await blobs.settle()
+    assert cache.calls == {}
+    clock.now_us += 1_000_000
+    for _ in range(2):
+        assert await blobs.get(DIGEST) == FRAME
+        await blobs.settle()
+    assert (cache.opened, cache.calls["put"], cache.calls["get"]) == (2, 1, 2)
+
+
 async def test_a_cache_that_stalls_is_waited_for_once_and_then_rests(stack: Stack) -> None:
     await stack.local.put(DIGEST, FRAME)
     stalled = 0
