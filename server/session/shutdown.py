@@ -92,6 +92,12 @@ class Shutdown:
             await self._checkpointer.settle(live)
 
     async def _release(self, live: LiveSession) -> None:
+        """Once no write is under way. A session that a pause released meanwhile stays paused, and where nobody knows
+        what became of a write the node's end releases it as well: others may take what a node owned that is gone."""
+        while live.writer:
+            await live.changed.wait()
+        if live.suspect or self._core.lives.get(live.name) is not live:
+            return
         try:
             await self._core.catalog.release(live.name, live.epoch, SessionState.ACTIVE)
         except ForkpointError as error:

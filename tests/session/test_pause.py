@@ -1,10 +1,12 @@
 """Pause and resume, here and on another node."""
 
 import asyncio
+import contextlib
 
 import pytest
 
 from forkpoint.errors import (
+    NodeDrainingError,
     NotFoundError,
     PreconditionError,
     RequestIdReusedError,
@@ -245,3 +247,21 @@ async def test_a_resume_whose_answer_was_lost_is_finished_when_it_is_sent_again(
         await node.node.resume(name, key("r"))
     again = await node.node.resume(name, key("r"))
     assert (again.view.state, again.view.consumed) == ("ACTIVE", len(PROMPT))
+
+
+async def test_a_pause_that_is_under_way_when_its_node_stops_is_kept(site: Site) -> None:
+    node = await site.node()
+    await node.workflow()
+    name = await node.session("s")
+    await node.append(name, PROMPT)
+    gate = node.faults.gates.setdefault("release", asyncio.Event())
+    pausing = background(node.node.pause(name, key("p")))
+    await until(lambda: "release" in node.faults.waiting)
+    stopping = background(node.stop())
+    await asyncio.sleep(0.05)
+    gate.set()
+    await stopping
+    with contextlib.suppress(NodeDrainingError):  # the node may end before the answer is on its way
+        assert (await pausing).state == "PAUSED"
+    other = await site.node()
+    assert (await other.node.get_session(name)).state == "PAUSED"
