@@ -1,0 +1,124 @@
+"""Some hundred runs of the simulation, and proof that a seed is a run. More of them: `make sim SEEDS=10000`."""
+
+import asyncio
+import os
+import random
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from tests.sim.loop import SimLoop, StuckError
+from tests.sim.process import Condition, Process
+from tests.sim.world import run_seed
+
+ROOT = Path(__file__).resolve().parents[2]
+SEEDS = 160
+
+
+def loop(seed: int = 0) -> SimLoop:
+    return SimLoop(random.Random(seed))  # type: ignore[abstract]
+
+
+def test_every_promise_holds_in_every_run() -> None:
+    totals = Counter[str]()
+    for seed in range(SEEDS):
+        outcome = run_seed(seed)
+        assert outcome.problem is None, f"python -m tests.sim --seed {seed}: {outcome.problem}"
+        totals.update(outcome.counts)
+    expected = ("kill", "freeze", "stop", "partition", "outage", "storm", "hiccup", "failovers", "losses", "resyncs")
+    assert [what for what in expected if totals[what] == 0] == [], "the runs are too tame"
+    assert totals["tokens"] > 20 * SEEDS and totals["operations"] > 5 * SEEDS and totals["sights"] > SEEDS
+
+
+def digests(hash_seed: str, first: int, count: int) -> str:
+    """What runs come to in a process of their own."""
+    command = [sys.executable, "-m", "tests.sim", "--digests", "--first", str(first), "--seeds", str(count)]
+    environment = {**os.environ, "PYTHONHASHSEED": hash_seed, "PYTHONPATH": os.pathsep.join(("src", "."))}
+    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=True).stdout
+
+
+def test_a_seed_is_the_same_run_in_any_process() -> None:
+    once, again = digests("1", 20, 8), digests("2", 20, 8)
+    assert once == again
+    assert len(set(once.splitlines())) == 8
+
+
+def test_time_is_virtual_and_passes_only_while_all_wait() -> None:
+    async def story() -> list[float]:
+        now = asyncio.get_running_loop().time
+        await asyncio.gather(asyncio.sleep(3600), asyncio.to_thread(lambda: None))
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(10):
+                await asyncio.Event().wait()
+        return [now()]
+
+    assert loop().run(story(), 10_000) == [3610.0]
+
+
+def test_a_run_that_hangs_ends() -> None:
+    async def forever() -> None:
+        await asyncio.Event().wait()
+
+    async def long() -> None:
+        await asyncio.sleep(100)
+
+    with pytest.raises(StuckError, match="everything waits"):
+        loop().run(forever(), 10)
+    with pytest.raises(StuckError, match="not done after 10"):
+        loop().run(long(), 10)
+
+
+def test_tasks_take_turns_by_the_seed_and_other_callbacks_do_not() -> None:
+    async def story() -> tuple[tuple[int, ...], tuple[int, ...]]:
+        woken, called, go = list[int](), list[int](), asyncio.Event()
+
+        async def wait(number: int) -> None:
+            await go.wait()
+            woken.append(number)
+
+        async with asyncio.TaskGroup() as group:
+            for number in range(6):
+                group.create_task(wait(number))
+            await asyncio.sleep(1)
+            for number in range(6):
+                asyncio.get_running_loop().call_soon(called.append, number)
+            go.set()
+        return tuple(woken), tuple(called)
+
+    orders = [loop(seed).run(story(), 10) for seed in range(20)]
+    assert orders == [loop(seed).run(story(), 10) for seed in range(20)]
+    assert len({woken for woken, _ in orders}) > 10
+    assert {called for _, called in orders} == {tuple(range(6))}
+
+
+def test_a_stopped_process_does_nothing_until_it_is_let_go_on_and_a_killed_one_never() -> None:
+    async def story() -> tuple[list[int], list[int]]:
+        stopped, killed, ticks = Process("stopped"), Process("killed"), dict[str, list[int]]()
+
+        async def tick(name: str) -> None:
+            for second in range(5):
+                ticks.setdefault(name, []).append(second)
+                await asyncio.sleep(1)
+
+        tasks = [process.spawn(tick(process.name)) for process in (stopped, killed)]
+        await asyncio.sleep(1.5)
+        stopped.condition = Condition.STOPPED
+        killed.kill()
+        await asyncio.sleep(60)
+        held = list(ticks["stopped"])
+        stopped.condition = Condition.RUNNING
+        own = asyncio.get_running_loop()
+        assert isinstance(own, SimLoop)
+        own.release(stopped)
+        assert await stopped.ends(tasks[0])
+        assert not await killed.ends(tasks[1])
+        assert held == [0, 1] and ticks["stopped"] == [0, 1, 2, 3, 4]
+        killed.condition = Condition.RUNNING
+        own.release(killed)
+        tasks[1].cancel()
+        return held, ticks["killed"]
+
+    assert loop().run(story(), 1000) == ([0, 1], [0, 1])

@@ -1,0 +1,94 @@
+"""Looks at every effect in the store: whether the one who wrote was allowed to, whatever the store itself thinks."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from forkpoint.errors import NotFoundError
+from forkpoint.ids import SessionName
+from forkpoint.statestore.memory.catalog import MemoryCatalog
+from forkpoint.statestore.records import SessionRow
+from tests.sim.instant import at_once
+
+OWNERS_ONLY: Final = frozenset(
+    {"append", "begin_generation", "commit_step", "rewind", "put_checkpoint", "note_numerics", "release"}
+)
+"""Calls that only the owner may make, under its epoch."""
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call on one of the store's ports. `caller`: the incarnation."""
+
+    port: str
+    method: str
+    args: tuple[Any, ...]
+    keywords: Mapping[str, Any] = field(default_factory=dict)
+    caller: str = ""
+
+
+class Violation(AssertionError):
+    """A promise was broken."""
+
+
+class Watch:
+    """Epochs never go back, and a session is changed by its owner alone."""
+
+    def __init__(self) -> None:
+        self._epochs: dict[SessionName, int] = {}
+        self._trusts_owners = True
+        self.found: list[str] = []
+
+    def forget(self) -> None:
+        """Acknowledged writes were lost, epochs among them: two nodes may own one session under one epoch now."""
+        self._epochs.clear()
+        self._trusts_owners = False
+
+    def before(self, call: Call, catalog: MemoryCatalog) -> dict[SessionName, SessionRow]:
+        """Rows of the sessions that the call may change."""
+        names = _names(call) if call.port == "catalog" else []
+        return {name: row for name in names if (row := _row(catalog, name)) is not None}
+
+    def after(self, call: Call, before: dict[SessionName, SessionRow] | None, catalog: MemoryCatalog) -> None:
+        """Compare with what is there now."""
+        for name, old in (before or {}).items():
+            new = _row(catalog, name)
+            if new is None:
+                self.found.append(f"{name} vanished in {call.method} of {call.caller}")
+                continue
+            if new.epoch < max(old.epoch, self._epochs.get(name, 0)):
+                self.found.append(f"{name}: epoch {old.epoch} went back to {new.epoch} in {call.method}")
+            self._epochs[name] = new.epoch
+            if new.head < old.head and call.method != "rewind":
+                self.found.append(f"{name}: the log shrank from {old.head} to {new.head} in {call.method}")
+            self._check_owner(call, old, new)
+
+    def _check_owner(self, call: Call, old: SessionRow, new: SessionRow) -> None:
+        if call.method not in OWNERS_ONLY or not self._trusts_owners:
+            return
+        changed = (old.head, old.branch, old.state, old.owner) != (new.head, new.branch, new.state, new.owner)
+        if changed and old.owner != call.caller:
+            self.found.append(
+                f"{old.name}: {call.method} of {call.caller} took effect, its owner is {old.owner or 'nobody'} "
+                f"at epoch {old.epoch}"
+            )
+
+
+def _names(call: Call) -> list[SessionName]:
+    """Sessions in a call's arguments."""
+    found: list[SessionName] = []
+    for value in (*call.args, *call.keywords.values()):
+        if isinstance(value, SessionName):
+            found.append(value)
+        elif isinstance(value, list | tuple):
+            found += [item.session for item in value if hasattr(item, "session")]
+        elif isinstance(session := getattr(value, "session", None), SessionName):
+            found.append(session)
+    return found
+
+
+def _row(catalog: MemoryCatalog, name: SessionName) -> SessionRow | None:
+    try:
+        return at_once(catalog.get_session(name))
+    except NotFoundError:
+        return None
