@@ -26,7 +26,10 @@ class Head:
 
 
 class Heads:
-    """Heads of the sessions that this process wrote to last: what lets a write take one round trip."""
+    """Heads of the sessions that this process wrote to last: what lets a write take one round trip.
+
+    What is in here was acknowledged or read: acknowledged.py holds the store to it.
+    """
 
     def __init__(self, most: int = HEADS_MAX) -> None:
         self._most = most
@@ -42,12 +45,6 @@ class Heads:
         self._heads.move_to_end(name)
         if len(self._heads) > self._most:
             self._heads.popitem(last=False)
-
-    def note(self, name: SessionName, branch: bytes, head: bytes, grid: bytes, tail: bytes) -> Head:
-        """Remember a head as the functions tell it, and return it."""
-        known = Head(bytes(branch).decode(), HashChain(int(head), bytes(grid), bytes(tail)))
-        self.set(name, known)
-        return known
 
     def forget(self, name: SessionName) -> None:
         """Nothing is known any more."""

@@ -17,6 +17,7 @@ from forkpoint.statestore.calls import (
     StepOutcome,
 )
 from forkpoint.statestore.chain import root_hash
+from forkpoint.statestore.findings import Finding
 from forkpoint.statestore.records import (
     CheckpointPolicy,
     CheckpointRow,
@@ -46,6 +47,7 @@ from forkpoint.statestore.redis import (
     marker,
     nodes,
     requests,
+    selfcheck,
     sessions,
     steps,
     workflows,
@@ -322,3 +324,8 @@ class RedisCatalog:
 
     async def forget_absolutions(self, upto: int) -> None:
         await self._run(collection.forget, upto)
+
+    # --- check -------------------------------------------------------------------------------------------------
+    async def self_check(self) -> list[Finding]:
+        """What only this backend can see (forkpoint.statestore.check calls it)."""
+        return await self._run(selfcheck.findings)

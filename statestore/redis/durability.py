@@ -9,7 +9,8 @@ from redis.exceptions import ResponseError
 from forkpoint.errors import ConfigError, DurabilityNotReachedError, StoreUnavailableError
 from forkpoint.statestore.records import Durability
 from forkpoint.statestore.redis.connection import Confirmation
-from forkpoint.statestore.redis.server import Command, Reply, exchange_on
+from forkpoint.statestore.redis.pack import Command
+from forkpoint.statestore.redis.server import Reply, exchange_on
 from forkpoint.statestore.redis.url import RedisUrl
 
 QUESTIONS: Final[Sequence[Command]] = (("INFO",), ("CONFIG", "GET", "appendfsync"))

@@ -7,7 +7,7 @@ from forkpoint.statestore.records import RequestKey, SessionRow
 from forkpoint.statestore.redis import log
 from forkpoint.statestore.redis.access import TRIES, Access, Head
 from forkpoint.statestore.redis.functions import Answer, Argument, Refusal
-from forkpoint.statestore.redis.hashes import fields_of, session_fields, session_of
+from forkpoint.statestore.redis.hashes import chain_bytes, fields_of, session_fields, session_of
 from forkpoint.statestore.redis.refusals import session_error
 from forkpoint.statestore.rules import check_children, check_position
 
@@ -57,7 +57,7 @@ async def _branch_off(
     for _ in range(TRIES):
         at = await _at(access, name, position) if look and position is not None else Head("", access.empty)
         arguments: list[Argument] = [] if function == "fork" else [epoch]
-        arguments += ["" if position is None else position, at.branch, at.chain.grid_hash, at.chain.tail, *more]
+        arguments += ["" if position is None else position, at.branch, chain_bytes(at.chain), *more]
         try:
             return await access.functions.write(
                 access.keys.workflow(name.workflow), function, request, name.session, *arguments

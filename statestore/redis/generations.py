@@ -12,6 +12,7 @@ from forkpoint.statestore.calls import AppendOutcome, AppendTokens, BeginGenerat
 from forkpoint.statestore.records import GenerationRow, Kind
 from forkpoint.statestore.redis import sessions
 from forkpoint.statestore.redis.access import TRIES, Access
+from forkpoint.statestore.redis.acknowledged import note
 from forkpoint.statestore.redis.functions import Answer, Refusal
 from forkpoint.statestore.redis.hashes import fields_of, flat_of, generation_of
 from forkpoint.statestore.redis.proposals import ask, propose
@@ -97,7 +98,7 @@ async def _extend(
             )
         except Refusal as refusal:
             if refusal.status == "MOVED":
-                access.heads.note(name, *refusal.details)
+                await note(access, name, refusal.details)
             elif refusal.status == "UNLISTED":
                 token = await sessions.list_generating(access, name.workflow)
             else:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from forkpoint.ids import SessionName
+from forkpoint.limits import DIGEST_BYTES
 from forkpoint.statestore.chain import HashChain
 from forkpoint.statestore.records import (
     CheckpointPolicy,
@@ -45,6 +46,16 @@ def flat_of(**fields: bytes | str | int | None) -> list[bytes | str | int]:
     return [len(values), *values]
 
 
+def chain_bytes(chain: HashChain) -> bytes:
+    """A chain as rows keep it: the last link on the grid, then the packed ids behind it."""
+    return chain.grid_hash + chain.tail
+
+
+def chain_from(position: int, data: bytes) -> HashChain:
+    """The inverse of chain_bytes. Raises ValueError."""
+    return HashChain(position, data[:DIGEST_BYTES], data[DIGEST_BYTES:])
+
+
 def workflow_of(workflow: str, fields: Fields) -> WorkflowRow:
     """Raises KeyError, ValueError for a damaged row; so do the others here."""
     return WorkflowRow(
@@ -77,7 +88,7 @@ def policy_fields(policy: CheckpointPolicy) -> dict[str, int]:
 
 def session_of(name: SessionName, fields: Fields) -> StoredSession:
     """The session that a hash holds."""
-    chain = HashChain(int(fields["head"]), fields["grid"], fields["tail"])
+    chain = chain_from(int(fields["head"]), fields["chain"])
     parent = fields.get("parent")
     generation = fields.get("generation")
     row = SessionRow(

@@ -12,6 +12,7 @@ from forkpoint.statestore.logrecord import RECORD_TOKENS_MAX, StoredRecord, chai
 from forkpoint.statestore.records import LogSlice
 from forkpoint.statestore.redis.access import Access
 from forkpoint.statestore.redis.functions import Refusal
+from forkpoint.statestore.redis.hashes import chain_from
 from forkpoint.statestore.redis.refusals import log_goes_on, session_error
 from forkpoint.statestore.rules import check_position
 
@@ -53,8 +54,8 @@ async def fetch(access: Access, name: SessionName, start: int, limit: int, delet
         row, parts, covering, found, everything, goes_on = await access.functions.ask(base, "read_log", *arguments)
     except Refusal as refusal:
         raise session_error(refusal, name) from None
-    branch, head, grid, tail, epoch, _state = row
-    chain = HashChain(int(head), bytes(grid), bytes(tail))
+    branch, head, at_head, epoch, _state = row
+    chain = chain_from(int(head), bytes(at_head))
     records = [_record(*record) for record in found]
     if everything != b"1":
         stop = min(chain.position, start + limit)

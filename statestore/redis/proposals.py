@@ -13,6 +13,7 @@ from forkpoint.statestore.logrecord import write_records
 from forkpoint.statestore.records import Kind
 from forkpoint.statestore.redis.access import Head
 from forkpoint.statestore.redis.functions import Argument
+from forkpoint.statestore.redis.hashes import chain_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,18 +28,8 @@ class Proposal:
     def arguments(self) -> list[Argument]:
         """As take_proposal in log.lua reads it."""
         known, new = self.known.chain, self.head.chain
-        records = [part for record in self.records for part in record]
-        return [
-            self.known.branch,
-            known.position,
-            known.grid_hash,
-            known.tail,
-            new.position,
-            new.grid_hash,
-            new.tail,
-            len(records),
-            *records,
-        ]
+        numbers = f"{self.known.branch} {known.position} {new.position} {len(self.records)}"
+        return [numbers, chain_bytes(known), chain_bytes(new), *(part for record in self.records for part in record)]
 
 
 def propose(

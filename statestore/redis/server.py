@@ -16,9 +16,9 @@ from redis.backoff import ExponentialBackoff
 from redis.exceptions import ReadOnlyError, ResponseError
 
 from forkpoint.statestore.redis.failures import failures
+from forkpoint.statestore.redis.pack import Command, pack
 from forkpoint.statestore.redis.url import RedisUrl
 
-Command = Sequence[bytes | str | int | float]
 Reply = Any
 """What redis-py makes of a RESP2 reply: bytes, int, None, list of these; a ResponseError as a value where errors are
 told apart by call."""
@@ -117,7 +117,7 @@ class RedisServer:
 
 async def exchange_on(connection: Any, commands: Sequence[Command]) -> list[Reply]:
     """As RedisServer.exchange, on a connection of the caller's. Raises redis-py's errors."""
-    await connection.send_packed_command(connection.pack_commands(commands), check_health=False)
+    await connection.send_packed_command(pack(commands), check_health=False)
     replies: list[Reply] = []
     stale = False
     for _ in commands:

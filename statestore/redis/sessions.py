@@ -8,8 +8,7 @@ from forkpoint.errors import ForkpointError, NotFoundError, PreconditionError
 from forkpoint.ids import SessionName
 from forkpoint.statestore.records import CheckpointPolicy, NewSession, RequestKey, SessionRow, SessionState
 from forkpoint.statestore.redis import workflows
-from forkpoint.statestore.redis.access import Access
-from forkpoint.statestore.redis.connection import Call
+from forkpoint.statestore.redis.access import Access, Head
 from forkpoint.statestore.redis.functions import Argument, Refusal
 from forkpoint.statestore.redis.hashes import (
     StoredSession,
@@ -45,7 +44,10 @@ async def change(
         )
     except Refusal as refusal:
         raise session_error(refusal, name, epoch) from None
-    return session_of(name, fields_of(answer.value[1])).row, answer.replayed
+    stored = session_of(name, fields_of(answer.value[1]))
+    if not answer.replayed and access.heads.get(name) is None:
+        access.heads.set(name, Head(stored.row.branch, stored.chain))
+    return stored.row, answer.replayed
 
 
 async def create(access: Access, new: NewSession, request: RequestKey | None) -> tuple[SessionRow, bool]:
@@ -182,19 +184,3 @@ async def note_numerics(
     """Catalog.note_numerics."""
     fields = flat_of(numerics=dump(list(numerics_ids)), exact=int(exact))
     return (await change(access, "note_numerics", name, None, epoch, *fields, epoch=epoch))[0]
-
-
-async def learn(access: Access, names: Sequence[SessionName]) -> None:
-    """Read the heads of sessions into what is known; of those that are not there nothing is."""
-    calls = []
-    for name in names:
-        base = access.keys.workflow(name.workflow)
-        key = f"{base}:session:{name.session}"
-        calls.append(Call(base, ("HMGET", key, "branch", "head", "grid", "tail")))
-    replies = await access.functions.connection.pipeline(calls)
-    for name, reply in zip(names, replies, strict=True):
-        if isinstance(reply, BaseException):
-            raise access.functions.error(reply) from reply
-        access.heads.forget(name)
-        if reply[0] is not None:
-            access.heads.note(name, *reply)

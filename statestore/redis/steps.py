@@ -6,8 +6,8 @@ from typing import Any, Final
 from forkpoint.ids import SessionName
 from forkpoint.statestore.calls import StepCommit, StepOutcome, StepStatus
 from forkpoint.statestore.records import Kind
-from forkpoint.statestore.redis import sessions
 from forkpoint.statestore.redis.access import TRIES, Access
+from forkpoint.statestore.redis.acknowledged import learn, note
 from forkpoint.statestore.redis.functions import Argument, FunctionCall
 from forkpoint.statestore.redis.proposals import Proposal, ask, propose
 from forkpoint.statestore.redis.refusals import log_goes_on
@@ -42,7 +42,7 @@ async def _commit_some(
     """Try the commits numbered in `part`; those whose head was not as known get no outcome yet."""
     unknown = [commits[index].session for index in part if _is_behind(access, commits[index])]
     if unknown:
-        await sessions.learn(access, unknown)
+        await learn(access, unknown)
     proposals = {index: _proposal(access, commits[index]) for index in part}
     by_workflow: dict[str, list[int]] = {}
     for index in part:
@@ -58,8 +58,9 @@ async def _commit_some(
             for index in indices:
                 access.heads.forget(commits[index].session)
             continue
-        for index, found in zip(indices, reply, strict=True):
-            outcome = _outcome(access, commits[index], proposals[index], found)
+        refused = {int(found[0]) - 1: found[1:] for found in reply}
+        for place, index in enumerate(indices):
+            outcome = await _outcome(access, commits[index], proposals[index], refused.get(place))
             if outcome is not None:
                 outcomes[index] = outcome
     if failed is not None:
@@ -89,20 +90,24 @@ def _call(access: Access, workflow: str, parts: Iterable[tuple[StepCommit, Propo
     return FunctionCall(access.keys.workflow(workflow), "commit_step", given, writes=True)
 
 
-def _outcome(access: Access, commit: StepCommit, proposal: Proposal, found: Sequence[Any]) -> StepOutcome | None:
-    """The outcome of one commit; None when it is to be tried again. Raises LogCorruptError."""
-    status = bytes(found[0]).decode()
-    if status == StepStatus.COMMITTED.value:
+async def _outcome(
+    access: Access, commit: StepCommit, proposal: Proposal, refused: Sequence[Any] | None
+) -> StepOutcome | None:
+    """The outcome of one commit, None when it is to be tried again. `refused`: why it was not written and the session's
+    row. Raises LogCorruptError, LogTailMissingError."""
+    if refused is None:
         access.heads.set(commit.session, proposal.head)
         chain = proposal.head.chain
         return StepOutcome(StepStatus.COMMITTED, chain.position, chain.head_hash(), commit.epoch)
+    status = bytes(refused[0]).decode()
     if status == MISSING:
-        access.heads.forget(commit.session)
+        await note(access, commit.session, [])
         return StepOutcome(StepStatus.CONFLICT, 0, access.root, 0)
-    epoch, branch, head, grid, tail = found[1:]
-    chain = access.heads.note(commit.session, branch, head, grid, tail).chain
-    if status == "MOVED":
+    epoch, *told = refused[1:]
+    found = await note(access, commit.session, told)
+    if status == "MOVED" or found is None:
         return None
+    chain = found.chain
     if status == "LOG_GOES_ON":
         raise log_goes_on(commit.session, chain.position)
     return StepOutcome(StepStatus(status), chain.position, chain.head_hash(), int(epoch))

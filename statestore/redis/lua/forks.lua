@@ -18,30 +18,30 @@ local function branch_below(base, branch, position)
 end
 
 -- Where the new branches begin, or nil and why not. `position` '' is the head; `known` is the branch that the caller
--- computed grid and tail on, which are used anywhere but at the head.
-local function birth_at(base, position, known, branch, head, grid, tail)
+-- computed its chain on, which is used anywhere but at the head.
+local function birth_at(base, position, known, branch, head, chain)
   if position == '' or position == head then
-    return {head = head, grid = grid, tail = tail, branch = branch_below(base, branch, tonumber(head))}
+    return {head = head, chain = chain, branch = branch_below(base, branch, tonumber(head))}
   end
   if tonumber(position) > tonumber(head) then
     return nil, {'BEYOND', position, head}
   end
   if known.branch ~= branch then
-    return nil, {'MOVED', branch, head, grid, tail}
+    return nil, {'MOVED', branch, head, chain}
   end
   local below = branch_below(base, branch, tonumber(position))
-  return {head = position, grid = known.grid, tail = known.tail, branch = below}
+  return {head = position, chain = known.chain, branch = below}
 end
 
 register_write('fork', function(tx, take)
   local base, parent, position = tx.base, take(), take()
-  local known = {branch = take(), grid = take(), tail = take()}
-  local row, refusal = live(base, parent, 'branch', 'head', 'grid', 'tail', 'exact', 'numerics')
+  local known = {branch = take(), chain = take()}
+  local row, refusal = live(base, parent, 'branch', 'head', 'chain', 'exact', 'numerics')
   if not row then
     return nil, refusal
   end
   local birth
-  birth, refusal = birth_at(base, position, known, unpack(row, 1, 4))
+  birth, refusal = birth_at(base, position, known, unpack(row, 1, 3))
   if not birth then
     return nil, refusal
   end
@@ -57,7 +57,7 @@ register_write('fork', function(tx, take)
   local made = {}
   for i, child in ipairs(children) do
     local fields = child[2]
-    for _, value in ipairs({'parent', parent, 'exact', row[5], 'numerics', row[6]}) do
+    for _, value in ipairs({'parent', parent, 'exact', row[4], 'numerics', row[5]}) do
       table.insert(fields, value)
     end
     made[i] = insert(tx, child[1], birth, fields)
@@ -67,17 +67,17 @@ end)
 
 register_write('rewind', function(tx, take)
   local base, session, epoch, position = tx.base, take(), take(), take()
-  local known = {branch = take(), grid = take(), tail = take()}
-  local row, refusal = owned(base, session, epoch, 'generation', 'branch', 'head', 'grid', 'tail', 'rewound', 'fork')
+  local known = {branch = take(), chain = take()}
+  local row, refusal = owned(base, session, epoch, 'generation', 'branch', 'head', 'chain', 'rewound', 'fork')
   if not row then
     return nil, refusal
   end
-  local branch, head, rewound, fork = row[3], row[4], row[7], row[8]
+  local branch, head, rewound, fork = row[3], row[4], row[6], row[7]
   if row[2] ~= '' then
     return nil, {'BUSY', row[2], head}
   end
   local birth
-  birth, refusal = birth_at(base, position, known, unpack(row, 3, 6))
+  birth, refusal = birth_at(base, position, known, unpack(row, 3, 5))
   if not birth then
     return nil, refusal
   end
@@ -86,7 +86,7 @@ register_write('rewind', function(tx, take)
   if left then
     redis.call('HSET', base .. ':branches', branch, left .. ' ' .. head)
   end
-  return change(tx, session, {'branch', new, 'head', birth.head, 'grid', birth.grid, 'tail', birth.tail,
+  return change(tx, session, {'branch', new, 'head', birth.head, 'chain', birth.chain,
     'rewound', whole(math.max(tonumber(rewound), tonumber(head))),
     'fork', whole(math.min(tonumber(fork), tonumber(birth.head)))})
 end)

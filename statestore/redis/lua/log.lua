@@ -10,18 +10,22 @@ local function generation_key(base, session, generation)
   return base .. ':generation:' .. session .. ':' .. generation
 end
 
--- The chain that a caller knows, and the one that it makes of it.
+-- The head that a caller knows, the one that it makes of it, and the records between, a list of start and bytes. The
+-- first argument is branch, head, new head and number of records.
 local function take_proposal(take)
-  local known = {branch = take(), head = take(), grid = take(), tail = take()}
-  local new = {head = take(), grid = take(), tail = take()}
-  return known, new, take_list(take)
+  local branch, head, new_head, count = string.match(take(), '^(%d*) (%d+) (%d+) (%d+)$')
+  local known, new, records = {branch = branch, head = head, chain = take()}, {head = new_head, chain = take()}, {}
+  for i = 1, 2 * tonumber(count) do
+    records[i] = take()
+  end
+  return known, new, records
 end
 
-local function knows(known, branch, head, grid, tail)
-  return known.branch == branch and known.head == head and known.grid == grid and known.tail == tail
+local function knows(known, branch, head, chain)
+  return known.branch == branch and known.head == head and known.chain == chain
 end
 
--- Adds records, a list of start and bytes. False, with nothing written, when the log goes on behind the head.
+-- Adds records. False, with nothing written, when the log goes on behind the head.
 local function add_records(base, branch, records)
   local key = log_key(base, branch)
   for i = 1, #records, 2 do
@@ -47,16 +51,16 @@ local function extend(tx, take, opens)
   local position, expected_hash, known_hash = take(), take(), take()
   local known, new, records = take_proposal(take)
   local generation, fields, token = take(), take_list(take), take()
-  local row, refusal = owned(base, session, epoch, 'generation', 'branch', 'head', 'grid', 'tail', 'rewound')
+  local row, refusal = owned(base, session, epoch, 'generation', 'branch', 'head', 'chain', 'rewound')
   if not row then
     return nil, refusal
   end
-  local open, branch, head, grid, tail, rewound = unpack(row, 2)
+  local open, branch, head, chain, rewound = unpack(row, 2)
   if open ~= '' then
     return nil, {'BUSY', open, head}
   end
-  if not knows(known, branch, head, grid, tail) then
-    return nil, {'MOVED', branch, head, grid, tail}
+  if not knows(known, branch, head, chain) then
+    return nil, {'MOVED', branch, head, chain}
   end
   if unexpected(head, known_hash, position, expected_hash) then
     return nil, {'UNEXPECTED', head, rewound}
@@ -77,7 +81,7 @@ local function extend(tx, take, opens)
   end
   local key = session_key(base, session)
   if #records > 0 or opens then
-    redis.call('HSET', key, 'head', new.head, 'grid', new.grid, 'tail', new.tail, 'update', tx.now)
+    redis.call('HSET', key, 'head', new.head, 'chain', new.chain, 'update', tx.now)
   end
   if generation ~= '' then
     local start = opens and new.head or head
@@ -98,39 +102,44 @@ end
 register_write('append', function(tx, take) return extend(tx, take, false) end)
 register_write('begin_generation', function(tx, take) return extend(tx, take, true) end)
 
+-- Nil when the commit was written, else its status and the session's row as it is.
 local function commit_one(base, now, take)
   local session, epoch, generation, finished = take(), take(), take(), take()
   local known, new, records = take_proposal(take)
   local key = session_key(base, session)
-  local row = redis.call('HMGET', key, 'epoch', 'generation', 'branch', 'head', 'grid', 'tail')
+  local row = redis.call('HMGET', key, 'epoch', 'generation', 'branch', 'head', 'chain')
   if not row[1] then
     return {'MISSING'}
   end
-  local status = 'COMMITTED'
+  local status
   if row[1] ~= epoch then
     status = 'STALE_EPOCH'
   elseif row[4] ~= known.head or row[2] ~= generation then
     status = 'CONFLICT'
-  elseif not knows(known, row[3], row[4], row[5], row[6]) then
+  elseif not knows(known, row[3], row[4], row[5]) then
     status = 'MOVED'
   elseif not add_records(base, row[3], records) then
     status = 'LOG_GOES_ON'
   end
-  if status ~= 'COMMITTED' then
-    return {status, row[1], row[3], row[4], row[5], row[6]}
+  if status then
+    return {status, row[1], row[3], row[4], row[5]}
   end
-  redis.call('HSET', key, 'head', new.head, 'grid', new.grid, 'tail', new.tail, 'update', now)
+  redis.call('HSET', key, 'head', new.head, 'chain', new.chain, 'update', now)
   if finished ~= '' then
     finish(base, session, generation, finished, new.head)
   end
-  return {status}
+  return nil
 end
 
--- Arguments: now, number of sessions, and for each its commit. An outcome for each.
+-- Arguments: now, number of sessions, and for each its commit. Replies with what was not committed: {index, status and
+-- the session's row as it is}.
 redis.register_function('@PREFIX@_commit_step', function(keys, args)
   local take, outcomes = reader(args, 2), {}
   for i = 1, tonumber(take()) do
-    outcomes[i] = commit_one(keys[1], args[1], take)
+    local outcome = commit_one(keys[1], args[1], take)
+    if outcome then
+      outcomes[#outcomes + 1] = {whole(i), unpack(outcome)}
+    end
   end
   return outcomes
 end)

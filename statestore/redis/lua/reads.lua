@@ -64,9 +64,9 @@ end
 register_read('read_log', function(base, take)
   local session, deleted, start, limit = take(), take(), tonumber(take()), tonumber(take())
   local look_back, room, tile = tonumber(take()), tonumber(take()), tonumber(take())
-  local row = redis.call('HMGET', session_key(base, session), 'branch', 'head', 'grid', 'tail', 'epoch', 'state')
-  if not row[6] or (row[6] == 'DELETED' and deleted ~= '1') then
-    return {row[6] and 'DELETED' or 'MISSING', session}
+  local row = redis.call('HMGET', session_key(base, session), 'branch', 'head', 'chain', 'epoch', 'state')
+  if not row[5] or (row[5] == 'DELETED' and deleted ~= '1') then
+    return {row[5] and 'DELETED' or 'MISSING', session}
   end
   local branch, head = row[1], tonumber(row[2])
   local stop = math.min(head, start + limit)

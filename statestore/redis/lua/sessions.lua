@@ -42,12 +42,12 @@ local function add_branch(base, parent, begin)
   return branch
 end
 
--- A session on a branch of its own, and its row; `birth` is parent branch, head, grid and tail, `fields` all the rest.
+-- A session on a branch of its own, and its row; `birth` is parent branch, head and chain, `fields` all the rest.
 local function insert(tx, session, birth, fields)
   local base, key = tx.base, session_key(tx.base, session)
   local branch = add_branch(base, birth.branch, birth.head)
   redis.call('HSET', key, 'branch', branch, 'state', 'ACTIVE', 'reason', '', 'epoch', '0', 'owner', '',
-    'head', birth.head, 'grid', birth.grid, 'tail', birth.tail, 'rewound', '0', 'fork', birth.head,
+    'head', birth.head, 'chain', birth.chain, 'rewound', '0', 'fork', birth.head,
     'create', tx.now, 'update', tx.now, 'revision', '1')
   set_fields(key, fields)
   redis.call('ZADD', base .. ':sessions', 0, session)
@@ -78,7 +78,7 @@ register_write('create_session', function(tx, take)
   if refusal then
     return nil, refusal
   end
-  return insert(tx, session, {branch = '', head = '0', grid = root, tail = ''}, take_list(take))
+  return insert(tx, session, {branch = '', head = '0', chain = root}, take_list(take))
 end)
 
 register_write('update_session', function(tx, take)
