@@ -1,6 +1,7 @@
 """Checkpoints as callers ask for them."""
 
 from collections.abc import AsyncIterator
+from contextlib import aclosing
 
 from forkpoint.ids import SessionName, check_id, new_id
 from forkpoint.server.session.api import CheckpointPart, CheckpointView, VerifiedPart
@@ -8,6 +9,7 @@ from forkpoint.server.session.checkpoint import Captured, Checkpointer
 from forkpoint.server.session.claims import Claims
 from forkpoint.server.session.live import LiveSession
 from forkpoint.server.session.loop import StepLoop
+from forkpoint.server.session.pins import Pins
 from forkpoint.server.session.writers import REPLAY_EPOCH
 from forkpoint.statestore.manifest import unseal
 from forkpoint.statestore.records import CheckpointRow, RequestKey
@@ -16,11 +18,12 @@ from forkpoint.statestore.records import CheckpointRow, RequestKey
 class CheckpointCalls:
     """Create, get, list, verify."""
 
-    def __init__(self, claims: Claims, loop: StepLoop, checkpointer: Checkpointer) -> None:
+    def __init__(self, claims: Claims, loop: StepLoop, checkpointer: Checkpointer, pins: Pins) -> None:
         self._claims = claims
         self._core = claims.core
         self._loop = loop
         self._checkpointer = checkpointer
+        self._pins = pins
 
     async def create(self, name: SessionName, checkpoint: str, request: RequestKey | None) -> CheckpointView:
         """Pin the session's position; its state at the last grid point is stored when this returns."""
@@ -75,10 +78,11 @@ class CheckpointCalls:
 
     async def verify(self, name: SessionName, checkpoint: str) -> AsyncIterator[VerifiedPart]:
         """Every part, fetched and compared with its digest."""
-        _, manifest = await self._core.catalog.get_checkpoint(name, checkpoint)
-        async for check in self._core.checkpoints.verify(manifest):
-            part = CheckpointPart(check.spec.name, check.spec.nbytes, check.digest)
-            yield VerifiedPart(part, check.problem or "")
+        row, manifest = await self._core.catalog.get_checkpoint(name, checkpoint)
+        async with self._pins.hold(row.manifest_key), aclosing(self._core.checkpoints.verify(manifest)) as checks:
+            async for check in checks:
+                part = CheckpointPart(check.spec.name, check.spec.nbytes, check.digest)
+                yield VerifiedPart(part, check.problem or "")
 
     def _view(self, row: CheckpointRow, manifest: bytes) -> CheckpointView:
         found = unseal(manifest, f"{row.session}/checkpoints/{row.checkpoint}")

@@ -38,6 +38,7 @@ from forkpoint.server.session.loop import StepLoop
 from forkpoint.server.session.options import NodeOptions
 from forkpoint.server.session.owner import Owners
 from forkpoint.server.session.pause import Pauser
+from forkpoint.server.session.pins import Pins
 from forkpoint.server.session.ports import TextCodec
 from forkpoint.server.session.presence import Presence
 from forkpoint.server.session.quarantine import Quarantine
@@ -93,7 +94,8 @@ class Node:
         checkpointer = Checkpointer(core)
         images = ForkImages(core)
         quarantine = Quarantine(core)
-        residents = Residents(core, checkpointer, Restorer(core), images, quarantine)
+        pins = Pins(catalog, core.incarnation, core.tasks)
+        residents = Residents(core, checkpointer, Restorer(core, pins), images, quarantine)
         settler = Settler(core, owners, checkpointer)
         self._usage = UsageCounter(catalog)
         self._views = Views(core, self._usage)
@@ -102,7 +104,7 @@ class Node:
         self._writers = Writers(claims, self._usage)
         self._lifecycle = Lifecycle(claims, self._loop, self._usage, images, checkpointer, self._views)
         self._pauser = Pauser(claims, self._loop, residents, checkpointer, self._views)
-        self._checkpoints = CheckpointCalls(claims, self._loop, checkpointer)
+        self._checkpoints = CheckpointCalls(claims, self._loop, checkpointer, pins)
         self._porter = Porter(claims, self._lifecycle, self._views)
         self._recovery = Recovery(claims, watch, self._lifecycle)
         self._presence = presence(core, lease_catalog)

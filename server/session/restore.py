@@ -7,12 +7,13 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Final
 
-from forkpoint.errors import BlobError, LogCorruptError, StateIncompatibleError
+from forkpoint.errors import BlobError, LogCorruptError, NotFoundError, StateIncompatibleError
 from forkpoint.limits import TILE_TOKENS
 from forkpoint.parts import PartSpec
 from forkpoint.server.session.core import NodeCore
 from forkpoint.server.session.live import LiveSession, Restored
 from forkpoint.server.session.logread import read_all
+from forkpoint.server.session.pins import Pins
 from forkpoint.statestore.blobs import Buffer
 from forkpoint.statestore.chain import HashChain, grid_hashes, root_hash
 from forkpoint.statestore.manifest import Manifest, StateIdentity, manifest_of
@@ -36,12 +37,13 @@ class Usable:
 class Restorer:
     """Puts a session's state onto the engine; the loop's prefill then replays what the log has beyond it."""
 
-    def __init__(self, core: NodeCore) -> None:
+    def __init__(self, core: NodeCore, pins: Pins) -> None:
         self._core = core
         facts = core.engine.facts
         self._identity = StateIdentity(
             core.options.namespace, facts.model_digest, facts.tokenizer_digest, facts.layout_tag
         )
+        self._pins = pins
 
     async def restore(self, live: LiveSession) -> Restored:
         """Restore to the newest usable checkpoint at or below the head; below it when the session will sample.
@@ -61,16 +63,28 @@ class Restorer:
                 engine = self._core.engine
                 sequence, size = await engine.call(engine.engine.create), 0
                 break
+            known = await self._kept(live, known)
             try:
-                sequence, size = await self._load(usable)
+                async with self._pins.hold(usable.row.key):
+                    sequence, size = await self._load(usable)
                 break
-            except (BlobError, StateIncompatibleError) as error:
+            except (BlobError, StateIncompatibleError, NotFoundError) as error:
                 damaged.add((usable.row.numerics_id, usable.row.grid_position))
                 self._core.counters.fallback_restores += 1
                 log.warning("%s: the checkpoint at %d is not usable: %s", live.name, usable.row.grid_position, error)
         live.will_sample = True
         self._attach(live, tokens, points, sequence, usable, known)
         return await self._note(live, usable, head, size, len(damaged))
+
+    async def _kept(self, live: LiveSession, known: set[int]) -> set[int]:
+        """Those of `known` whose checkpoint is the session's own or an ancestor's: they stay while it needs them. One
+        that only a session with an equal prefix has may go at any time, and must not keep us from making our own."""
+        ours, kept = self._core.engine.facts.numerics_id, set[int]()
+        for grid in known:
+            row = await self._core.catalog.nearest_checkpoint(live.name, grid, ours)
+            if row is not None and row.grid_position == grid:
+                kept.add(grid)
+        return kept
 
     def _check_head(self, live: LiveSession, tokens: LogSlice, last: tuple[int, bytes], head_hash: bytes) -> None:
         """The log must hash to what the session's row says."""
