@@ -2,8 +2,7 @@
 
 import asyncio
 import shutil
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -20,18 +19,10 @@ from forkpoint.statestore.memory.blobs import MemoryBlobs
 from forkpoint.statestore.records import CheckpointRow, Durability, FinishReason, WorkflowRow
 from forkpoint.statestore.redis.catalog import RedisCatalog
 from forkpoint.statestore.redis.lualib import prefix, source
-from forkpoint.statestore.redis.url import parse_redis_url
 from tests.support.redis_proxy import redis_proxy
-from tests.support.redis_servers import PRODUCTS, RedisServerProcess, binary, redis_server
-from tests.support.store import MARKER, PARAMS, name, new, owned, request
-
-DURABLE = ("--appendonly", "yes", "--appendfsync", "always")
-
-
-def products() -> list[object]:
-    """Every product, skipped with a reason where it is not installed."""
-    missing = [pytest.mark.skipif(binary(product) is None, reason=f"no {product} server here") for product in PRODUCTS]
-    return [pytest.param(product, marks=mark) for product, mark in zip(PRODUCTS, missing, strict=True)]
+from tests.support.redis_servers import RedisServerProcess, redis_server
+from tests.support.redis_stores import DURABLE, opened, products
+from tests.support.store import PARAMS, name, new, owned, request
 
 
 @pytest.fixture(params=products())
@@ -44,17 +35,6 @@ def server(request: pytest.FixtureRequest) -> Iterator[RedisServerProcess]:
 def durable(request: pytest.FixtureRequest) -> Iterator[RedisServerProcess]:
     with redis_server(request.param, *DURABLE) as started:
         yield started
-
-
-@asynccontextmanager
-async def opened(url: str) -> AsyncIterator[RedisCatalog]:
-    """An open catalog."""
-    catalog = RedisCatalog(parse_redis_url("catalog", url))
-    try:
-        await catalog.open(MARKER)
-        yield catalog
-    finally:
-        await catalog.close()
 
 
 def fcalls(server: RedisServerProcess) -> int:

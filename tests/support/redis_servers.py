@@ -41,6 +41,7 @@ class RedisServerProcess:
     def __init__(self, product: str, *options: str, folder: Path | None = None, port: int | None = None) -> None:
         found = binary(product)
         assert found is not None, f"{product} is not installed"
+        self.product = product
         self._binary = found
         self._options = options
         self._temporary = None if folder else tempfile.TemporaryDirectory(prefix="forkpoint-redis-")

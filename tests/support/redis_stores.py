@@ -1,15 +1,40 @@
 """Stores on the shared test servers: each folder is a store of its own, the one before it is cleared away."""
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any, Final
+
+import pytest
 
 from forkpoint.clock import Clock
 from forkpoint.statestore.redis.blobheader import CHUNK_BYTES_LEAST
 from forkpoint.statestore.redis.blobs import RedisBlobs
 from forkpoint.statestore.redis.catalog import RedisCatalog
 from forkpoint.statestore.redis.url import parse_redis_url
-from tests.support.redis_servers import shared_cluster, shared_server
+from tests.support.redis_servers import PRODUCTS, binary, shared_cluster, shared_server
+from tests.support.store import MARKER
 
+DURABLE: Final = ("--appendonly", "yes", "--appendfsync", "always")
+"""Options of a server that reaches LOCAL_FSYNC."""
 _LAST: dict[str, Path] = {}
+
+
+def products() -> list[Any]:
+    """Every product as a test's parameter, skipped with a reason where it is not installed."""
+    missing = [pytest.mark.skipif(binary(product) is None, reason=f"no {product} server here") for product in PRODUCTS]
+    return [pytest.param(product, marks=mark) for product, mark in zip(PRODUCTS, missing, strict=True)]
+
+
+@asynccontextmanager
+async def opened(url: str) -> AsyncIterator[RedisCatalog]:
+    """An open catalog."""
+    catalog = RedisCatalog(parse_redis_url("catalog", url))
+    try:
+        await catalog.open(MARKER)
+        yield catalog
+    finally:
+        await catalog.close()
 
 
 def store_url(label: str, folder: Path) -> str:
