@@ -38,12 +38,21 @@ def free_port() -> int:
 class RedisServerProcess:
     """One server process with a folder of its own. Options: of redis.conf, as on the command line."""
 
-    def __init__(self, product: str, *options: str, folder: Path | None = None, port: int | None = None) -> None:
+    def __init__(
+        self,
+        product: str,
+        *options: str,
+        folder: Path | None = None,
+        port: int | None = None,
+        command: Sequence[str] | None = None,
+    ) -> None:
+        """`command`: all arguments, in place of options."""
         found = binary(product)
         assert found is not None, f"{product} is not installed"
         self.product = product
         self._binary = found
         self._options = options
+        self._command = command
         self._temporary = None if folder else tempfile.TemporaryDirectory(prefix="forkpoint-redis-")
         self.folder = folder or Path(self._temporary.name if self._temporary else "")
         self.port = port or free_port()
@@ -62,8 +71,8 @@ class RedisServerProcess:
         """Start it and wait until it answers."""
         defaults = ("--port", str(self.port), "--bind", "127.0.0.1", "--save", "", "--dir", str(self.folder))
         with (self.folder / "server.log").open("ab") as log:
-            command = [self._binary, *defaults, "--logfile", "", *self._options]
-            self._process = subprocess.Popen(command, stdout=log, stderr=log)
+            arguments = self._command or (*defaults, "--logfile", "", *self._options)
+            self._process = subprocess.Popen([self._binary, *arguments], stdout=log, stderr=log)
         deadline = time.monotonic() + START_SECONDS
         while True:
             try:
