@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+from contextlib import aclosing
 from dataclasses import replace
 from typing import Final
 
@@ -12,7 +13,10 @@ from forkpoint.server.session.options import NodeOptions
 from forkpoint.server.session.presence import Presence, renew_or_register
 from forkpoint.statestore.base import Catalog
 from forkpoint.statestore.checkpoint import CheckpointStore
+from forkpoint.statestore.election import Election
+from forkpoint.statestore.gc import Collector, CollectorOptions
 from forkpoint.statestore.records import NodeRow
+from forkpoint.statestore.retention import RetentionPolicy
 from tests.sim.link import Link, Weather
 from tests.sim.process import Condition, Process
 from tests.sim.store import START_US, SimStore
@@ -25,10 +29,10 @@ OPTIONS: Final = NodeOptions(
     checkpoint_every_tokens=32,
     prefill_chunk_tokens=40,
     slice_tokens=24,
-    lease_renew_seconds=0.1,
-    lease_ttl_seconds=0.4,
+    lease_renew_seconds=0.15,
+    lease_ttl_seconds=0.5,
     lease_skew_seconds=0.05,
-    recovery_poll_seconds=0.1,
+    recovery_poll_seconds=0.2,
     sweep_seconds=0.7,
     retry_first_seconds=0.02,
     retry_most_seconds=0.2,
@@ -117,6 +121,9 @@ class Seat:
         self.serves = False
         self.leaving = False
         self._starting = False
+        self.collects = True
+        self.collections = 0
+        self._collecting: asyncio.Task[None] | None = None
         self.graveyard: list[tuple[Process, Node]] = []
 
     @property
@@ -168,6 +175,25 @@ class Seat:
         )
         self.link.caller = self.node.incarnation
         await self.node.start()
+        if self.collects:
+            self._collecting = process.spawn(self._collect(self.node, self.link, self.clock))
+
+    async def _collect(self, node: Node, link: Link, clock: SkewedClock) -> None:
+        """Collect garbage, much more eagerly than a server would."""
+        rng = self._rng
+        options = CollectorOptions(RetentionPolicy(2, 0), grace_seconds=rng.choice((0.0, 0.2)))
+        collector = Collector(link.catalog, link.blobs, options, clock, node.incarnation)
+        collector.election = Election(link.catalog, link.blobs.tier, node.incarnation, clock, ttl_seconds=0.6)
+        while True:
+            await asyncio.sleep(rng.uniform(0.05, 0.4))
+            try:
+                async with aclosing(collector.collect()) as reports:
+                    async for report in reports:
+                        if report.stopped:
+                            raise AssertionError(f"{self.name} can't collect: {report.stopped}")
+                self.collections += 1
+            except ForkpointError as error:
+                self._trace.note(self.name, "collects", error)
 
     def kill(self) -> None:
         """As SIGKILL."""
@@ -185,6 +211,8 @@ class Seat:
         assert node is not None and process is not None and engine is not None
         self._trace.note("stopping", self.name)
         self.leaving = True
+        if self._collecting is not None:
+            self._collecting.cancel()
         leaving = process.spawn(node.stop())
         ended = await process.ends(leaving)
         self.leaving = False

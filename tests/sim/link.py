@@ -56,42 +56,57 @@ class Link:
         # What is sent is sent: the caller's buffers are its own again.
         sent = tuple(bytes(value) if isinstance(value, memoryview | bytearray) else value for value in args)
         call = Call(port, method, sent, keywords, self.caller)
-        loop.call_later(PATIENCE_SECONDS, self._fail, answer, port, "no answer", context=WORLD)
+        deadline = loop.time() + PATIENCE_SECONDS
         if self.cut or rng.random() < self._weather.lost_request:
-            return await answer
-        loop.call_later(self._delay(), self._arrive, answer, call, context=WORLD)
+            self._silence(answer, deadline)
+        else:
+            loop.call_later(self._delay(), self._arrive, answer, call, deadline, context=WORLD)
         return await answer
 
     def _delay(self) -> float:
         return self._rng.uniform(*(SLOW_SECONDS if self._rng.random() < self._weather.slow else FAST_SECONDS))
 
-    def _arrive(self, answer: "asyncio.Future[Any]", call: Call) -> None:
+    def _arrive(self, answer: "asyncio.Future[Any]", call: Call, deadline: float) -> None:
         if answer.done() or self.cut:
-            return  # a client that gave up closes its connection: what it sent is not executed
-        if not self._store.up:
-            self._fail(answer, call.port, "connection refused")
-            return
-        reply = self._store.execute(call)
-        if self._rng.random() >= self._weather.lost_answer:
-            loop = asyncio.get_running_loop()
-            loop.call_at(reply.ready, self._send, answer, call, reply, context=WORLD)
+            # A client that gave up closes its connection: what it sent is not executed.
+            self._silence(answer, deadline)
+        elif not self._store.up:
+            self._fail(answer, "connection refused")
+        else:
+            reply, loop = self._store.execute(call), asyncio.get_running_loop()
+            if self._rng.random() < self._weather.lost_answer or reply.ready > deadline:
+                self._silence(answer, deadline)
+            elif reply.ready > loop.time():
+                loop.call_at(reply.ready, self._send, answer, reply, deadline, context=WORLD)
+            else:
+                self._send(answer, reply, deadline)
 
-    def _send(self, answer: "asyncio.Future[Any]", call: Call, reply: Reply) -> None:
-        if self._store.still_true(reply) and not self.cut:
-            loop = asyncio.get_running_loop()
-            loop.call_later(self._delay(), self._deliver, answer, reply, context=WORLD)
+    def _send(self, answer: "asyncio.Future[Any]", reply: Reply, deadline: float) -> None:
+        """The store may say it now, if it is still the one that executed the call."""
+        loop = asyncio.get_running_loop()
+        arrives = loop.time() + self._delay()
+        if self._store.still_true(reply) and not self.cut and arrives <= deadline:
+            loop.call_at(arrives, self._deliver, answer, reply, deadline, context=WORLD)
+        else:
+            self._silence(answer, deadline)
 
-    def _deliver(self, answer: "asyncio.Future[Any]", reply: Reply) -> None:
-        if answer.done() or self.cut:
+    def _deliver(self, answer: "asyncio.Future[Any]", reply: Reply, deadline: float) -> None:
+        if self.cut:
+            self._silence(answer, deadline)
+        elif answer.done():
             return
-        if reply.error is not None:
+        elif reply.error is not None:
             answer.set_exception(reply.error)
         else:
             answer.set_result(reply.value)
 
-    def _fail(self, answer: "asyncio.Future[Any]", port: str, cause: str) -> None:
+    def _silence(self, answer: "asyncio.Future[Any]", deadline: float) -> None:
+        """No answer comes; the caller gives up in its time."""
+        asyncio.get_running_loop().call_at(deadline, self._fail, answer, "no answer", context=WORLD)
+
+    def _fail(self, answer: "asyncio.Future[Any]", cause: str) -> None:
         if not answer.done():
-            answer.set_exception(StoreUnavailableError(port, cause))
+            answer.set_exception(StoreUnavailableError("store", cause))
 
 
 class _Port:

@@ -74,18 +74,20 @@ class SimLoop(asyncio.AbstractEventLoop):
             if self._timers[0][0] > deadline:
                 raise StuckError(f"not done after {deadline:.1f} virtual seconds")
             self._now = max(self._now, self._timers[0][0])
-        while self._timers and self._timers[0][0] <= self._now:
-            self._ready.append(heapq.heappop(self._timers)[2])
+        timers, now = self._timers, self._now
+        while timers and timers[0][0] <= now:
+            self._ready.append(heapq.heappop(timers)[2])
         batch, self._ready = self._ready, []
         if len(batch) > 1:
             self._shuffle_tasks(batch)
         for handle in batch:
-            if not handle.cancelled():
-                process: Process | None = handle._context.get(PROCESS)  # type: ignore[attr-defined]
-                if process is None or process.condition is Condition.RUNNING:
-                    handle._run()
-                else:
-                    process.held.append(handle)
+            if handle._cancelled:
+                continue
+            process: Process | None = handle._context.get(PROCESS)  # type: ignore[attr-defined]
+            if process is None or process.condition is Condition.RUNNING:
+                handle._run()
+            else:
+                process.held.append(handle)
 
     def _shuffle_tasks(self, batch: list[asyncio.Handle]) -> None:
         """Other callbacks keep their places."""

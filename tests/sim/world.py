@@ -34,6 +34,8 @@ from tests.sim.wire import Wire
 VIRTUAL_SECONDS_MAX: Final = 60.0
 """A run that takes longer hangs: what clients want is done within seconds once all is well again."""
 QUIET_SECONDS: Final = 10.0
+COLLECTING_SHARE: Final = 0.5
+"""Of the runs, in which nodes collect garbage."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +62,9 @@ class World:
         self.weather = Weather()
         self.store = SimStore(loop, rng, durability, trace)
         self.seats = [Seat(f"n{n}", self.store, self.weather, rng, trace) for n in range(1, 2 + rng.randrange(3))]
+        collects = rng.random() < COLLECTING_SHARE
+        for seat in self.seats:
+            seat.collects = collects
         self.wire = Wire(rng)
         self.clients = [
             Client(n, self.seats, self.wire, self.store, rng, trace) for n in range(1, 2 + rng.randrange(3))
@@ -95,6 +100,11 @@ class World:
         for seat in self.seats:
             if not seat.alive:
                 await seat.start()
+        for client in self.clients:
+            for book in client.books:
+                if book.synced_at_loss != self.store.lost:
+                    # An owner learns what the store lost when it is asked.
+                    await client.resync(book)
         async with asyncio.timeout(QUIET_SECONDS):
             while await self.store.catalog.list_open_generations():
                 await asyncio.sleep(0.05)
@@ -107,7 +117,7 @@ class World:
             raise Violation("; ".join(self.store.watch.found[:3]))
         for client in self.clients:
             for book in client.books:
-                await self._judge_book(client, book)
+                await self._judge_book(book)
         for sight in self.reader.sights:
             if sight.tokens and sight.losses == sight.book.synced_at_loss == self.store.lost:
                 problem = sight.problem()
@@ -117,9 +127,7 @@ class World:
         await self._judge_manifests()
         await self._judge_store()
 
-    async def _judge_book(self, client: Client, book: Book) -> None:
-        if book.synced_at_loss != self.store.lost:
-            await client.resync(book)
+    async def _judge_book(self, book: Book) -> None:
         if book.deleted:
             return
         row = await self.store.catalog.get_session(book.name)
@@ -143,6 +151,8 @@ class World:
                 book = books.get(name)
                 if live.place is not Place.RESIDENT or live.sequence is None or book is None or book.deleted:
                     continue
+                if self.store.lost and live.consumed > book.head:
+                    continue  # an owner learns what the store lost when it is asked
                 held, due = seat.engine.sequences[live.sequence], self.oracle.state(book.tokens[: live.consumed])
                 if (held.running, held.grid, held.latents) != (due.running, due.grid, due.latents):
                     raise Violation(f"{name}: its state on {seat.name} is not that of its {live.consumed} tokens")
@@ -256,6 +266,7 @@ def run_seed(seed: int, show: Callable[[str], None] | None = None) -> Outcome:
         "losses": world.store.lost,
         "resyncs": sum(client.resyncs for client in world.clients),
         "rounds": loop.rounds,
+        "collections": sum(seat.collections for seat in world.seats),
         **world.nemesis.counts,
     }
     tail = tuple(trace.tail()) if problem else ()
