@@ -1,0 +1,1 @@
+"""The state store: commits, checkpoints, forks, garbage collection."""
