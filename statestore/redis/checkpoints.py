@@ -125,7 +125,15 @@ async def nearest(access: Access, name: SessionName, position: int, numerics_id:
 
 
 def _candidates(workflow: str, found: Sequence[Any]) -> list[tuple[CheckpointRow, bool]]:
-    return [(checkpoint_of(workflow, candidate), candidate[3] == b"1") for candidate in found]
+    """Rows and whether they are known to lie on the chain; the makers as they came, each one's highest first."""
+    rows = [(checkpoint_of(workflow, candidate), candidate[3] == b"1") for candidate in found]
+    makers = {row.session: place for place, (row, _) in reversed(list(enumerate(rows)))}
+
+    def order(candidate: tuple[CheckpointRow, bool]) -> tuple[int, int, int, int, str]:
+        row = candidate[0]
+        return makers[row.session], -row.grid_position, row.position, row.create_us, row.checkpoint
+
+    return sorted(rows, key=order)
 
 
 async def _on_chain(access: Access, name: SessionName, row: CheckpointRow, deleted: bool = False) -> bool:

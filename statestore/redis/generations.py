@@ -75,7 +75,10 @@ async def _extend(
     token = ""
     for _ in range(TRIES):
         known = access.heads.get(name)
-        proposal = ask(access.root) if known is None else propose(known, call.epoch, kind, call.token_ids, logprobs)
+        if known is None or call.epoch < 0:
+            proposal = ask(access.root)
+        else:
+            proposal = propose(known, call.epoch, kind, call.token_ids, logprobs)
         if begins and call.token_ids:
             fields["input"] = proposal.known.chain.position
         known_hash, new_hash = proposal.known.chain.head_hash(), proposal.head.chain.head_hash()

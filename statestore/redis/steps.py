@@ -74,7 +74,7 @@ def _is_behind(access: Access, commit: StepCommit) -> bool:
 
 def _proposal(access: Access, commit: StepCommit) -> Proposal:
     known = access.heads.get(commit.session)
-    if known is None or known.chain.position != commit.start:
+    if known is None or known.chain.position != commit.start or commit.epoch < 0:
         return ask(access.root, commit.start)
     return propose(known, commit.epoch, Kind.GENERATED, commit.token_ids, commit.logprobs)
 

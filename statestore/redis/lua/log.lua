@@ -13,7 +13,7 @@ end
 -- The head that a caller knows, the one that it makes of it, and the records between, a list of start and bytes. The
 -- first argument is branch, head, new head and number of records.
 local function take_proposal(take)
-  local branch, head, new_head, count = string.match(take(), '^(%d*) (%d+) (%d+) (%d+)$')
+  local branch, head, new_head, count = string.match(take(), '^(%d*) (%-?%d+) (%-?%d+) (%d+)$')
   local known, new, records = {branch = branch, head = head, chain = take()}, {head = new_head, chain = take()}, {}
   for i = 1, 2 * tonumber(count) do
     records[i] = take()
