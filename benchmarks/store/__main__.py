@@ -10,6 +10,7 @@ import asyncio
 import json
 import os
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Coroutine
 from pathlib import Path
@@ -31,7 +32,7 @@ def quiet(load: float, patience: float) -> float:
     """Wait until the load is below `load`, or for as long as the patience lasts; returns it."""
     deadline = time.monotonic() + patience
     while os.getloadavg()[0] > load and time.monotonic() < deadline:
-        time.sleep(5)
+        threading.Event().wait(5)
     return os.getloadavg()[0]
 
 
