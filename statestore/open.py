@@ -14,7 +14,7 @@ from forkpoint.statestore.records import SCHEMA_VERSION, StoreMarker
 from forkpoint.statestore.redis.url import SCHEMES, parse_redis_url
 from forkpoint.statestore.sqlite.catalog import SqliteCatalog
 from forkpoint.statestore.sqlite.marker import read_marker as read_sqlite_marker
-from forkpoint.statestore.stack import open_stack
+from forkpoint.statestore.stack import open_stack, parse_blobs
 
 
 @runtime_checkable
@@ -29,7 +29,7 @@ class ExplainsDurability(Protocol):
 
 def open_catalog(url: str, clock: Clock | None = None) -> Catalog:
     """The catalog of a URL; `await catalog.open(marker)` comes next. Raises ConfigError."""
-    scheme = urlsplit(url).scheme
+    scheme = _scheme(url)
     if scheme == "memory":
         return MemoryCatalog(clock)
     if scheme == "sqlite":
@@ -49,10 +49,15 @@ def open_blobs(setting: str) -> BlobStore:
     return open_stack(setting)
 
 
+def blob_folders(setting: str) -> list[Path]:
+    """Where the blobs of a setting lie as files. Raises ConfigError."""
+    return [url.folder for url in parse_blobs(setting) if url.folder is not None]
+
+
 def read_marker(url: str) -> StoreMarker | None:
     """What the store in the file of a catalog URL was made for, None when there is none yet. For tools without a model:
     opening it with this marker brings a store of an older version up to this one."""
-    if urlsplit(url).scheme != "sqlite":
+    if _scheme(url) != "sqlite":
         return None
     stored = read_sqlite_marker(_path("catalog", url))
     if stored is None or stored.schema_version > SCHEMA_VERSION:
@@ -63,7 +68,7 @@ def read_marker(url: str) -> StoreMarker | None:
 async def find_marker(url: str) -> StoreMarker | None:
     """As read_marker, also of a store on a server: of the namespace that its URL names. Raises ConfigError,
     StoreUnavailableError."""
-    if urlsplit(url).scheme in SCHEMES:
+    if _scheme(url) in SCHEMES:
         from forkpoint.statestore.redis.marker import read_marker as read_redis_marker
 
         return await read_redis_marker(parse_redis_url("catalog", url))
@@ -72,8 +77,13 @@ async def find_marker(url: str) -> StoreMarker | None:
 
 def shown_url(url: str) -> str:
     """A store's URL as errors and logs may show it: without user and password, and without options."""
-    parts = urlsplit(url)
-    return parts._replace(netloc=parts.netloc.rpartition("@")[2], query="", fragment="").geturl()
+    scheme, separator, rest = url.partition("?")[0].partition("#")[0].partition("://")
+    authority, slash, path = rest.partition("/")
+    return f"{scheme}{separator}{authority.rpartition('@')[2]}{slash}{path}"
+
+
+def _scheme(url: str) -> str:
+    return url.partition(":")[0]
 
 
 def _path(key: str, url: str) -> Path:

@@ -70,7 +70,10 @@ class RedisUrl:
 
 def parse_redis_url(key: str, url: str) -> RedisUrl:
     """Parse the value of setting `key`. Raises ConfigError, which never shows the password."""
-    parts = urlsplit(url)
+    try:
+        parts = urlsplit(url)
+    except ValueError as error:
+        raise ConfigError(key, url.partition(":")[0] + "://", str(error)) from error
     userinfo, _, netloc = parts.netloc.rpartition("@")
     sentinel = parts.scheme.endswith("+sentinel")
     shown = f"{parts.scheme}://{netloc}{parts.path}"
