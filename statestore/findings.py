@@ -5,7 +5,8 @@ from enum import Enum
 
 
 class Severity(Enum):
-    """ERROR: something acknowledged is lost, damaged or contradictory. WARNING: wasted space, healed by itself."""
+    """ERROR: something acknowledged is lost, damaged or contradictory. WARNING: wasted space, or something that is
+    healed by itself or by the next use."""
 
     ERROR = "ERROR"
     WARNING = "WARNING"
@@ -19,3 +20,5 @@ class Finding:
     kind: str
     where: str
     detail: str
+    subject: tuple[str, ...] = ()
+    """For repair: names of what is concerned, as the kind needs them."""

@@ -8,7 +8,6 @@ and leave those of the living.
 import contextlib
 import errno
 import itertools
-import re
 import secrets
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -19,13 +18,14 @@ from forkpoint.errors import BlobMissingError, StoreFullError, StoreUnavailableE
 from forkpoint.statestore.blobs import Buffer
 from forkpoint.statestore.file.fence import FileFence
 from forkpoint.statestore.file.ops import FileFacts, FileOps, SystemFileOps, make_folders
+from forkpoint.statestore.file.selfcheck import DIGEST, strange_files
+from forkpoint.statestore.findings import Finding
 from forkpoint.statestore.records import Durability
 from forkpoint.statestore.threads import run_in
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
-DIGEST: Final = re.compile(r"[0-9a-f]{64}\Z")
 IO_MAX: Final = 8
 """Operations at once, each in a thread of the store's own: file systems write one journal entry for syncs that meet."""
 DURABLE_NAMES_MAX: Final = 65_536
@@ -79,7 +79,7 @@ class FileBlobs:
         return await self._run(self._put, self._path(digest), pieces, False)
 
     async def get(self, digest: str) -> bytes:
-        return await self._run(self._read, self._path(digest))
+        return await self._ask(self._read, self._path(digest))
 
     async def has(self, digest: str) -> bool:
         return await self._run(self._has, self._path(digest))
@@ -98,14 +98,18 @@ class FileBlobs:
         await self._run(self._delete, [self._path(digest) for digest in digests], term)
 
     async def sizes(self, digests: Sequence[str]) -> list[int | None]:
-        return await self._run(self._sizes, [self._path(digest) for digest in digests])
+        return await self._ask(self._sizes, [self._path(digest) for digest in digests])
 
     async def digests(self) -> AsyncIterator[str]:
-        for first in await self._run(self._ops.names, self._root / "blobs"):
-            for second in await self._run(self._ops.names, self._root / "blobs" / first):
-                for name in await self._run(self._ops.names, self._root / "blobs" / first / second):
-                    if DIGEST.match(name):
+        for first in await self._ask(self._ops.names, self._root / "blobs"):
+            for second in await self._ask(self._ops.names, self._root / "blobs" / first):
+                for name in await self._ask(self._ops.names, self._root / "blobs" / first / second):
+                    if DIGEST.match(name) and name.startswith(first + second):
                         yield name
+
+    async def self_check(self) -> list[Finding]:
+        """Whatever lies among the blobs and is none."""
+        return await self._ask(lambda: list(strange_files(self._ops, self._root)))
 
     async def close(self) -> None:
         if self._closed:
@@ -120,9 +124,18 @@ class FileBlobs:
 
     # --- how ---------------------------------------------------------------------------------------------------
     async def _run(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Run `work`, which may read memory of the caller's, in a thread."""
+        self._check_open()
+        return await run_in(self._threads, lambda: self._guard(work, *args, **kwargs))
+
+    async def _ask(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Run `work`, which reads none of it: a caller who is cancelled does not wait for a disk that hangs."""
+        self._check_open()
+        return await run_in(self._threads, lambda: self._guard(work, *args, **kwargs), lent=False)
+
+    def _check_open(self) -> None:
         if self._closed:
             raise StoreUnavailableError(str(self._root), "it is closed")
-        return await run_in(self._threads, lambda: self._guard(work, *args, **kwargs))
 
     def _guard(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run `work`, with the disk's failures in our words."""

@@ -7,6 +7,7 @@ from forkpoint.statestore.records import (
     CheckpointPolicy,
     GenerationParams,
     NewSession,
+    NodeRow,
     RequestKey,
     SamplingParams,
     SessionRow,
@@ -51,7 +52,9 @@ def request(request_id: str, digest: bytes = b"d", caller: str = "me", workflow:
 
 
 async def owned(catalog: Catalog, session: str, workflow: str = "w", owner: str = "node-a") -> SessionRow:
-    """A fresh session that `owner` owns at epoch 1, its workflow made when missing."""
+    """A fresh session that `owner` owns at epoch 1, its workflow and its owner's node made when missing."""
+    if owner not in {node.incarnation for node in await catalog.list_nodes()}:
+        await catalog.register_node(NodeRow(owner, owner, "", ""))
     if workflow not in {row.workflow for row in await catalog.list_workflows("", 1000)}:
         await catalog.create_workflow(WorkflowRow(workflow))
     await catalog.create_session(new(session, workflow))
