@@ -5,7 +5,10 @@ from contextlib import asynccontextmanager
 from typing import TypeVar
 
 from forkpoint.errors import (
+    LogTailMissingError,
     NodeDrainingError,
+    PositionBeyondHeadError,
+    PositionConflictError,
     SessionBusyError,
     StaleEpochError,
     StoreFullError,
@@ -62,6 +65,10 @@ class Claims:
                 return await act(live)
             except StaleEpochError:
                 await self._settler.lost(live)
+            except PositionBeyondHeadError as error:
+                if error.head >= live.head:
+                    raise
+                self.doubt(live)  # the store lost the end of the log that this node knows
         raise await self.owners.relocating(name)
 
     @asynccontextmanager
@@ -73,6 +80,10 @@ class Claims:
         except (StoreUnavailableError, StoreFullError, SessionBusyError):
             # Busy in the store alone: it has a generation that this node does not know, or knew to its end.
             self.doubt(live)
+            raise
+        except (LogTailMissingError, PositionConflictError) as error:
+            if error.head != live.head:
+                self.doubt(live)
             raise
         finally:
             live.end_writer()

@@ -75,6 +75,30 @@ async def test_a_client_that_knows_what_was_lost_is_told_so(memory: Running) -> 
     assert (told.value.client_position, told.value.head) == (len(KEPT + LOST), len(KEPT))
 
 
+async def test_a_checkpoint_of_what_was_lost_is_taken_of_what_is_left(memory: Running) -> None:
+    name = await memory.session("s")
+    await memory.append(name, KEPT)
+    tables = replica(memory)
+    await memory.append(name, LOST)
+    await memory.idle(name)
+    fail_over(memory, tables)
+    with pytest.raises(UnavailableError, match="lost the end"):
+        await memory.node.create_checkpoint(name, "c", key("c"))
+    assert (await memory.node.create_checkpoint(name, "c", key("c"))).row.position == len(KEPT)
+
+
+async def test_an_owner_that_hears_of_a_loss_from_its_caller_looks_for_itself(memory: Running) -> None:
+    name = await memory.session("s")
+    await memory.append(name, KEPT)
+    tables = replica(memory)
+    await memory.append(name, LOST)
+    fail_over(memory, tables)
+    call = AppendCall(name, Input(token_ids=tuple(LATER)), expected_position=len(KEPT + LOST))
+    with pytest.raises(LogTailMissingError):
+        await memory.node.append(call)
+    await until(lambda: name not in memory.node._core.lives)
+
+
 async def test_a_restore_that_finds_less_than_the_node_knew_quarantines_nothing(memory: Running) -> None:
     name = await memory.session("s")
     await memory.append(name, KEPT)
