@@ -1,1 +1,1 @@
-"""Top-k, top-p and min-p as one threshold key a row."""
+"""Top-k, top-p and min-p: which keys of a row may be the last that pass."""

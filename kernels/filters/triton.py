@@ -1,12 +1,15 @@
-"""Where the filters of the sampler end: one threshold key a row, from which tokens are kept.
+"""What the sampler's filters need to know of a row: its best logits, and the keys among which a filter may end.
 
 A key orders tokens as the twin does: by logit, the lower id first among equals. Counts and masses are integers, so no
 order of adding, no split of a row and no order of the list of keys changes a bit.
 
 1. `highest_kernel`: the maximum of each part of a row.
-2. `count_kernel`: how many tokens lie in each of 256 bins below the row's maximum, and the row's mass.
-3. `collect_kernel`: the keys of the bins in which a filter may end, as a list, and the mass before them.
-4. `resolve_kernel`: halves an interval of keys until it holds the edge, on counts for top-k, on masses for top-p.
+2. `count_kernel`: for a top-k of no more than the parts, the k-th largest of their maxima: what is below it is out.
+   Else how many tokens lie in each of 256 bins below the row's maximum, and the row's mass.
+3. `collect_kernel`: the keys at or above that bound, or of the bins in which the filter may end, as a list, and the
+   mass before those.
+
+kernels/threshold makes one key a row of the list.
 """
 
 from dataclasses import dataclass
@@ -23,8 +26,6 @@ from forkpoint.kernels.sampler.naive import SamplingRows
 
 PARTS_A_PROGRAM: Final = 4
 WARPS: Final = 4
-RESOLVE_BLOCK: Final = 4096
-"""Keys that `resolve_kernel` looks at together."""
 BINS: Final = 256
 """Of `bins_of`. tl.histogram works on every bin for every 32 tokens: 2048 bins took 570 us for 64 rows."""
 ID_BITS: Final = 24
@@ -91,6 +92,20 @@ def filter_mass(value, highest, scale, least):
 
 
 @triton.jit
+def bound_of(top, k):
+    """The k-th largest of a row's part maxima, ordered, as int64: k tokens or more reach it. k is at most the parts."""
+    low = tl.full((), -2147483648, dtype=tl.int64)
+    high = tl.max(top, axis=0).to(tl.int64) + 1
+    while high - low > 1:
+        middle = low + (high - low) // 2
+        if tl.sum((top.to(tl.int64) >= middle).to(tl.int32), axis=0) >= k:
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+@triton.jit
 def highest_kernel(logits, tops, row_stride, vocabulary, parts, BLOCK: tl.constexpr, GROUP: tl.constexpr):
     """Ordered maximum of each part of a row: int32 [B, parts]."""
     row = tl.program_id(0).to(tl.int64)
@@ -101,9 +116,15 @@ def highest_kernel(logits, tops, row_stride, vocabulary, parts, BLOCK: tl.conste
 
 
 @triton.jit
-def bins_of(value, highest):
-    """Number of a token's bin, 8 a nat below the row's maximum: int32, the last one for all that is farther off."""
-    return tl.minimum((highest - value) * 8.0, 255.0).to(tl.int32)
+def bins_of(value, highest, unit):
+    """Number of a token's bin, `unit` a nat below the row's maximum: int32, the last one for all farther off."""
+    return tl.minimum((highest - value) * unit, 255.0).to(tl.int32)
+
+
+@triton.jit
+def bin_unit(k, scale):
+    """Bins of a nat: 8, for top-p also 8 for a halving of a token's mass, so that 256 bins hold all that have one."""
+    return tl.where(k > 0, 8.0, tl.maximum(scale, 1.0) * 8.0)
 
 
 @triton.jit
@@ -130,15 +151,20 @@ def load_total(mass, row, programs, PROGRAMS: tl.constexpr):
 
 @triton.jit
 def count_kernel(
-    logits, tops, temperature, top_k, top_p, min_p, counts, mass, row_stride, vocabulary, parts, programs,
+    logits, tops, temperature, top_k, top_p, min_p, counts, mass, bounds, row_stride, vocabulary, parts, programs,
     BLOCK: tl.constexpr, PARTS: tl.constexpr, GROUP: tl.constexpr, BINS: tl.constexpr,
 ):  # fmt: skip
-    """Tokens in each bin, int32 [B, BINS], and the mass of each program, int64 [B, programs]."""
+    """Tokens in each bin, int32 [B, BINS], and the mass of each program, int64 [B, programs]; or the bound [B]."""
     row = tl.program_id(0).to(tl.int64)
     scale = load_scale(temperature, row)
-    _, _p, filters = load_limits(top_k, top_p, row, scale, vocabulary)
-    if filters:
+    k, _p, filters = load_limits(top_k, top_p, row, scale, vocabulary)
+    if filters & (k > 0) & (k <= parts):
+        if tl.program_id(1) == 0:
+            top, _highest = load_tops(tops, row, parts, PARTS)
+            tl.store(bounds + row, bound_of(top, k))
+    elif filters:
         _tops, highest = load_tops(tops, row, parts, PARTS)
+        unit = bin_unit(k, scale)
         least = tl.load(min_p + row).to(tl.float32)
         total = tl.zeros((), dtype=tl.int64)
         number = tl.zeros((BINS,), dtype=tl.int32)
@@ -146,7 +172,7 @@ def count_kernel(
             part = tl.program_id(1) * GROUP + index
             token, value = load_clean(logits, row, part, row_stride, vocabulary, BLOCK)
             inside = token < vocabulary
-            number += tl.histogram(bins_of(value, highest), BINS, mask=inside)
+            number += tl.histogram(bins_of(value, highest, unit), BINS, mask=inside)
             total += tl.sum(tl.where(inside, filter_mass(value, highest, scale, least), 0), axis=0)
         tl.atomic_add(counts + row * BINS + tl.arange(0, BINS), number, mask=number > 0, sem="relaxed")
         tl.store(mass + row * programs + tl.program_id(1), total)
@@ -166,9 +192,11 @@ def uncertain_bins(number, k, p, total, scale, least, BINS: tl.constexpr):
         limit = mass_limit(total, p)
         spare = (total - limit).to(tl.float32) * 0.999
         goal = limit.to(tl.float32)
-        edge = tl.arange(0, BINS).to(tl.float32) * -0.125
-        heaviest = tl.exp(edge * scale * LN_2) * 1.001
-        lightest = tl.exp((edge - 0.125) * scale * LN_2) * 0.999
+        # A bin's width in halvings of mass.
+        width = tl.minimum(scale, 1.0) * 0.125
+        edge = tl.arange(0, BINS).to(tl.float32) * -width
+        heaviest = tl.exp(edge * LN_2) * 1.001
+        lightest = tl.exp((edge - width) * LN_2) * 0.999
         most = tl.where(heaviest < least, 0.0, heaviest * 4294967296.0) * number.to(tl.float32)
         some = tl.where(lightest < least, 0.0, tl.maximum(lightest * 4294967296.0 - 1.0, 0.0))
         some = tl.where(tl.arange(0, BINS) == BINS - 1, 0.0, some) * number.to(tl.float32)
@@ -180,17 +208,38 @@ def uncertain_bins(number, k, p, total, scale, least, BINS: tl.constexpr):
 
 
 @triton.jit
+def append(keys, listed, row, vocabulary, token, value, wanted):
+    """Keys of the wanted tokens to the end of the row's list, in no order."""
+    found = tl.sum(wanted.to(tl.int32), axis=0)
+    if found > 0:
+        place = tl.cumsum(wanted.to(tl.int32), axis=0) - 1
+        start = tl.atomic_add(listed + row, found, sem="relaxed")
+        tl.store(keys + row * vocabulary + start + place, filter_key(value, token), mask=wanted)
+
+
+@triton.jit
 def collect_kernel(
-    logits, tops, temperature, top_k, top_p, min_p, counts, mass, listed, keys, sure, row_stride, vocabulary, parts,
-    programs, BLOCK: tl.constexpr, PARTS: tl.constexpr, GROUP: tl.constexpr, BINS: tl.constexpr,
+    logits, tops, temperature, top_k, top_p, min_p, counts, mass, bounds, listed, keys, sure, row_stride,
+    vocabulary, parts, programs, BLOCK: tl.constexpr, PARTS: tl.constexpr, GROUP: tl.constexpr, BINS: tl.constexpr,
     PROGRAMS: tl.constexpr,
 ):  # fmt: skip
-    """Appends the keys of a program's tokens in uncertain bins to the row's list; `sure` is the mass before those."""
+    """Appends the keys of a program's tokens from the bound up, or in uncertain bins, to the row's list.
+
+    `sure` is the mass before those bins.
+    """
     row = tl.program_id(0).to(tl.int64)
     scale = load_scale(temperature, row)
     k, p, filters = load_limits(top_k, top_p, row, scale, vocabulary)
-    if filters:
+    if filters & (k > 0) & (k <= parts):
+        bound = tl.load(bounds + row)
+        for index in range(GROUP):
+            part = tl.program_id(1) * GROUP + index
+            if tl.load(tops + row * parts + part, mask=part < parts, other=-2147483648) >= bound:
+                token, value = load_clean(logits, row, part, row_stride, vocabulary, BLOCK)
+                append(keys, listed, row, vocabulary, token, value, (token < vocabulary) & (ordered(value) >= bound))
+    elif filters:
         _tops, highest = load_tops(tops, row, parts, PARTS)
+        unit = bin_unit(k, scale)
         least = tl.load(min_p + row).to(tl.float32)
         number = tl.load(counts + row * BINS + tl.arange(0, BINS))
         total = load_total(mass, row, programs, PROGRAMS)
@@ -199,86 +248,12 @@ def collect_kernel(
         for index in range(GROUP):
             part = tl.program_id(1) * GROUP + index
             token, value = load_clean(logits, row, part, row_stride, vocabulary, BLOCK)
-            bins = bins_of(value, highest)
+            bins = bins_of(value, highest, unit)
             share = filter_mass(value, highest, scale, least)
             before += tl.sum(tl.where((token < vocabulary) & (bins < first_bin), share, 0), axis=0)
-            wanted = ((token < vocabulary) & (bins >= first_bin) & (bins <= last_bin)).to(tl.int32)
-            place = tl.cumsum(wanted, axis=0) - 1
-            found = tl.sum(wanted, axis=0)
-            if found > 0:
-                start = tl.atomic_add(listed + row, found, sem="relaxed")
-                tl.store(keys + row * vocabulary + start + place, filter_key(value, token), mask=wanted > 0)
+            wanted = (token < vocabulary) & (bins >= first_bin) & (bins <= last_bin)
+            append(keys, listed, row, vocabulary, token, value, wanted)
         tl.store(sure + row * programs + tl.program_id(1), before)
-
-
-@triton.jit
-def above(keys, count, edge, highest, scale, least, BLOCK: tl.constexpr):
-    """(number, mass, lowest) of the listed keys at or above an edge."""
-    number = tl.zeros((), dtype=tl.int64)
-    mass = tl.zeros((), dtype=tl.int64)
-    lowest = tl.full((), 9223372036854775807, dtype=tl.int64)
-    for first in range(0, count, BLOCK):
-        place = first + tl.arange(0, BLOCK)
-        key = tl.load(keys + place, mask=place < count, other=-1)
-        here = (place < count) & (key >= edge)
-        value = value_of(((key >> 24) - 2147483648).to(tl.int32))
-        number += tl.sum(here.to(tl.int64), axis=0)
-        mass += tl.sum(tl.where(here, filter_mass(value, highest, scale, least), 0), axis=0)
-        lowest = tl.minimum(lowest, tl.min(tl.where(here, key, 9223372036854775807), axis=0))
-    return number, mass, lowest
-
-
-@triton.jit
-def resolve_kernel(
-    tops, temperature, top_k, top_p, min_p, mass, listed, keys, sure, threshold, vocabulary, parts, programs,
-    BLOCK: tl.constexpr, PARTS: tl.constexpr, PROGRAMS: tl.constexpr,
-):  # fmt: skip
-    """The lowest key of each row that passes top-k, then top-p on the mass that is left: int64 [B]."""
-    row = tl.program_id(0).to(tl.int64)
-    scale = load_scale(temperature, row)
-    k, p, filters = load_limits(top_k, top_p, row, scale, vocabulary)
-    passing = tl.full((), NO_THRESHOLD, dtype=tl.int64)
-    if filters:
-        _tops, highest = load_tops(tops, row, parts, PARTS)
-        least = tl.load(min_p + row).to(tl.float32)
-        count = tl.load(listed + row)
-        keys += row * vocabulary
-        end = ((ordered(highest).to(tl.int64) + 2147483648) << 24) + 16777216
-        total = load_total(mass, row, programs, PROGRAMS)
-        before = load_total(sure, row, programs, PROGRAMS)
-        if k > 0:
-            low = tl.zeros((), dtype=tl.int64)
-            high = end
-            while high - low > 1:
-                edge = low + (high - low) // 2
-                number, _mass, _key = above(keys, count, edge, highest, scale, least, BLOCK)
-                if number >= k:
-                    low = edge
-                else:
-                    high = edge
-                if number == k:
-                    high = edge + 1
-            # A listed key, not the edge below it: tokens that are not listed lie lower.
-            _number, total, passing = above(keys, count, low, highest, scale, least, BLOCK)
-            before = tl.zeros((), dtype=tl.int64)
-        if p < 1.0:
-            limit = mass_limit(total, p) - before
-            low = tl.maximum(passing, 0)
-            high = end
-            below = count.to(tl.int64)
-            beyond = tl.zeros((), dtype=tl.int64)
-            # Keys at or above `low` hold the limit or more, those at or above `high` less: one key between is the edge.
-            while (high - low > 1) & (below - beyond > 1):
-                edge = low + (high - low) // 2
-                number, heavier, _lowest = above(keys, count, edge, highest, scale, least, BLOCK)
-                if heavier >= limit:
-                    low = edge
-                    below = number
-                else:
-                    high = edge
-                    beyond = number
-            _count, _total, passing = above(keys, count, low, highest, scale, least, BLOCK)
-    tl.store(threshold + row, passing)
 
 
 @dataclass(frozen=True)
@@ -314,28 +289,3 @@ def begin(logits: Tensor, rows: SamplingRows, block: int) -> Call:
     call = Call(logits, rows, tops, block)
     highest_kernel[call.grid](logits, tops, *call.sizes, BLOCK=block, GROUP=PARTS_A_PROGRAM, num_warps=WARPS)
     return call
-
-
-def threshold(call: Call) -> Tensor:
-    """Lowest filter key that passes top-k, then top-p on the mass left: int64 [B]."""
-    (batch, vocabulary), rows, device = call.logits.shape, call.rows, call.logits.device
-    # Counts and the list's length start at 0: one tensor, one fill.
-    zeros = torch.zeros(batch * (BINS + 1), dtype=torch.int32, device=device)
-    counts, listed = zeros[batch:], zeros[:batch]
-    keys = torch.empty((batch, vocabulary), dtype=torch.int64, device=device)
-    mass = torch.empty((batch, call.programs), dtype=torch.int64, device=device)
-    sure = torch.empty_like(mass)
-    passing = torch.empty(batch, dtype=torch.int64, device=device)
-    filters = rows.temperature, rows.top_k, rows.top_p, rows.min_p
-    cut = {"PARTS": triton.next_power_of_2(call.parts), "enable_fp_fusion": False}
-    summed = {"PROGRAMS": triton.next_power_of_2(call.programs)}
-    walk = cut | {"BLOCK": call.block, "GROUP": PARTS_A_PROGRAM, "BINS": BINS, "num_warps": WARPS}
-    count_kernel[call.grid](call.logits, call.tops, *filters, counts, mass, *call.sizes, call.programs, **walk)
-    collect_kernel[call.grid](
-        call.logits, call.tops, *filters, counts, mass, listed, keys, sure, *call.sizes, call.programs, **walk, **summed
-    )
-    resolve_kernel[(batch,)](
-        call.tops, *filters, mass, listed, keys, sure, passing, vocabulary, call.parts, call.programs,
-        BLOCK=RESOLVE_BLOCK, num_warps=16, **cut, **summed,
-    )  # fmt: skip
-    return passing

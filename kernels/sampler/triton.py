@@ -1,10 +1,10 @@
 """The sampler in Triton: kernels/sampler/naive.py's integers, with a row split over programs in any way.
 
 Floats appear elementwise only. Programs hand on maxima and int64 sums, which are exact in any order, so the split of
-a row (`block`) changes no token. Three launches without filters, six with them: the maxima of kernels/filters, its
-threshold, then
+a row (`block`) changes no token. Three launches without filters, six with them: the maxima of kernels/filters, the
+threshold of kernels/threshold, then
 
-- `survey_kernel`: logprob mass, and an fp32 estimate of each part's best score;
+- `survey_kernel`: logprob mass, and an fp32 estimate of each part's best score, if any of its tokens may pass;
 - `draw_kernel`: exact scores, whose noise costs two fp64 logarithms a token, in the few parts whose estimate comes
   within `MARGIN` of the row's best.
 
@@ -34,10 +34,10 @@ from forkpoint.kernels.filters.triton import (
     load_scale,
     load_tops,
     ordered,
-    threshold,
 )
 from forkpoint.kernels.sampler import naive
 from forkpoint.kernels.sampler.naive import SamplingRows
+from forkpoint.kernels.threshold.triton import threshold
 
 BLOCK: Final = 1024
 """Tokens of a part."""
@@ -114,24 +114,33 @@ def survey_kernel(
     least = tl.load(min_p + row).to(tl.float32)
     base = row_base(seed, position, row)
     total = tl.zeros((), dtype=tl.int64)
+    passing = tl.full((), NO_THRESHOLD, dtype=tl.int64)
+    if FILTERED:
+        passing = tl.load(threshold + row)
     for index in range(GROUP):
         part = tl.program_id(1) * GROUP + index
         token, value = load_clean(logits, row, part, row_stride, vocabulary, BLOCK)
         relative = value - highest
         share = (tl.exp(relative) * 1099511627776.0).to(tl.int64)
         total += tl.sum(tl.where(token < vocabulary, share, 0), axis=0)
-        if scale < 0.0:
-            score = value
-        else:
-            x = relative * scale
-            keep = relative > float("-inf")
-            if least > 0.0:
-                keep = keep & (tl.exp(x * LN_2) >= least)
-            if FILTERED:
-                keep = keep & (filter_key(value, token) >= tl.load(threshold + row))
-            score = tl.maximum(tl.maximum(x, -2047.0) + noise_estimate(noise_bits(base, token)), -2048.0)
-            score = tl.where(keep, score, float("-inf"))
-        tl.store(best + row * parts + part, tl.max(score, axis=0), mask=part < parts)
+        candidates = part < parts
+        if FILTERED:
+            own = tl.load(tops + row * parts + part, mask=part < parts, other=-2147483648).to(tl.int64)
+            candidates = candidates & (own + 2147483648 >= passing >> 24)
+        best_here = tl.full((), float("-inf"), dtype=tl.float32)
+        if candidates:
+            if scale < 0.0:
+                best_here = tl.max(value, axis=0)
+            else:
+                x = relative * scale
+                keep = relative > float("-inf")
+                if least > 0.0:
+                    keep = keep & (tl.exp(x * LN_2) >= least)
+                if FILTERED:
+                    keep = keep & (filter_key(value, token) >= passing)
+                score = tl.maximum(tl.maximum(x, -2047.0) + noise_estimate(noise_bits(base, token)), -2048.0)
+                best_here = tl.max(tl.where(keep, score, float("-inf")), axis=0)
+        tl.store(best + row * parts + part, best_here, mask=part < parts)
     tl.store(mass + row * programs + tl.program_id(1), total)
 
 

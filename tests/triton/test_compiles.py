@@ -20,6 +20,7 @@ from forkpoint.kernels.matmul.configs import (
 )
 from forkpoint.kernels.norm import triton as norm
 from forkpoint.kernels.sampler import triton as sampler
+from forkpoint.kernels.threshold import triton as threshold
 from tests.support.triton_compile import Probe, Report, reports
 
 KERNELS: Final = "forkpoint.kernels."
@@ -81,7 +82,7 @@ def by_head(tile: HeadTile) -> Probe:
 SAMPLER_TYPES: Final = {
     **dict.fromkeys(("tops", "counts", "listed"), "*i32"),
     **dict.fromkeys(("logits", "temperature", "top_p", "min_p", "best"), "*fp32"),
-    **dict.fromkeys(("top_k", "keys", "mass", "sure", "threshold", "seed", "position", "tokens"), "*i64"),
+    **dict.fromkeys(("top_k", "keys", "mass", "sure", "bounds", "threshold", "seed", "position", "tokens"), "*i64"),
     **dict.fromkeys(("row_stride", "vocabulary", "parts", "programs"), "i32"),
     "logprobs": "*fp64",
 }
@@ -103,7 +104,7 @@ SAMPLING: Final = [
     sampling(filters, "highest", filters.WARPS),
     sampling(filters, "count", filters.WARPS),
     sampling(filters, "collect", filters.WARPS),
-    sampling(filters, "resolve", 16, BLOCK=filters.RESOLVE_BLOCK),
+    sampling(threshold, "resolve", threshold.RESOLVE_WARPS, BLOCK=threshold.BLOCK, SHORT=threshold.SHORT),
     sampling(sampler, "survey", filters.WARPS, FILTERED=True),
     sampling(sampler, "draw", 8, FILTERED=True),
 ]

@@ -14,6 +14,7 @@ from forkpoint.kernels.filters import triton as filters
 from forkpoint.kernels.sampler import naive
 from forkpoint.kernels.sampler import triton as sampler
 from forkpoint.kernels.sampler.naive import SamplingRows
+from forkpoint.kernels.threshold import triton as threshold
 from tests.support.triton_shim import DEVICE
 
 VOCABULARY = 1003
@@ -113,20 +114,27 @@ def test_filters_at_their_ends_keep_what_the_naive_twin_keeps(changed: dict[str,
         {"top_p": 0.05},
         {"top_k": 20, "top_p": 0.999},
         {"top_k": 300, "top_p": 0.9, "min_p": 0.02},
+        {"top_p": 0.6, "temperature": 40.0},
+        {"top_p": 0.9, "temperature": 0.05},
     ],
     ids=str,
 )
 @pytest.mark.parametrize("block", [32, 1024])
-def test_halving_keeps_the_set_that_sorting_keeps(changed: dict[str, float], block: int) -> None:
-    """The kept set itself, beyond the tokens drawn from it."""
+@pytest.mark.parametrize("short", [threshold.SHORT, 2])
+def test_filters_keep_the_set_that_the_naive_twin_keeps(
+    changed: dict[str, float], block: int, short: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kept set itself, beyond the tokens drawn from it; of lists that are sorted and of lists that are halved."""
+    monkeypatch.setattr(threshold, "SHORT", short)
     logits, rows = inputs(4, 5)
     rows = only(rows, **changed)
     keys = naive.token_keys(logits)
-    threshold = filters.threshold(filters.begin(logits, rows, block))
-    weight = torch.exp((logits - logits.amax(dim=1, keepdim=True)) * LOG2_E * LN2)
+    passing = threshold.threshold(filters.begin(logits, rows, block))
+    inverse = (LOG2_E / rows.temperature.double()).float()[:, None]
+    weight = torch.exp((logits - logits.amax(dim=1, keepdim=True)) * inverse * LN2)
     ids = torch.arange(VOCABULARY, device=DEVICE)
     filter_keys = (((keys >> 32) + (1 << 31)) << 24) | ((1 << 24) - 1 - ids)
-    kept = (filter_keys >= threshold[:, None]) & (weight >= rows.min_p[:, None])
+    kept = (filter_keys >= passing[:, None]) & (weight >= rows.min_p[:, None])
     assert torch.equal(kept, naive._kept(keys, weight, rows))
 
 
