@@ -40,7 +40,7 @@ def times(run: Run, filtered: bool, batch: int = 64) -> Rows:
         for _ in range(1 if run.dry else copies(nbytes))
     ]
     case = f"sample {batch} x {vocabulary}, {f'top-k {TOP_K}, top-p {TOP_P}' if filtered else 'no filters'}"
-    first, other = sampler.sample(sets[0], rows), sampler.sample(sets[0], rows, block=1024)
+    first, other = sampler.sample(sets[0], rows), sampler.sample(sets[0], rows, block=2048)
     yield equal(case, "any split", list(zip(first, other, strict=True)))
     same = equal(case, "tokens of the definition", [(first[0], naive.sample(sets[0], rows)[0])])
     yield same
