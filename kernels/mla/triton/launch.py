@@ -34,7 +34,7 @@ HOPPER_RANK: Final = 512
 HOPPER_ROPE: Final = 64
 HOPPER_ROWS: Final = 64
 HOPPER_WARPS: Final = 4
-"""Of the score group, which the launch counts; the kernel adds its own eight."""
+"""Of one of two groups, which the launch counts; the kernel adds the other's."""
 
 
 @dataclass(frozen=True)
