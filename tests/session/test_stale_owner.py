@@ -1,6 +1,7 @@
 """A node that lost a session and has not heard of it must not answer from memory."""
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
@@ -10,7 +11,7 @@ from forkpoint.server.engine.batch import Sample
 from forkpoint.server.session.api import GenerateCall
 from forkpoint.statestore.calls import AppendTokens
 from tests.support.hash_engine import HashEngine, continuation
-from tests.support.session_site import Running, Site, key, until
+from tests.support.session_site import FAST, Running, Site, key, until
 
 PROMPT = list(b"who owns this")
 LATER = list(b" is not who thinks so")
@@ -20,12 +21,13 @@ GREEDY = Sample(0.0, 0, 1.0, 0.0, 7)
 @pytest.fixture
 async def pair(site: Site) -> tuple[Running, Running, SessionName]:
     """Two nodes. The first owned the session and has not heard that the second does."""
-    first = await site.node(HashEngine(context_limit=64))
+    patient = replace(FAST, lease_ttl_seconds=60.0)  # none of the two is ever taken for dead
+    first = await site.node(HashEngine(context_limit=64), options=patient)
     await first.workflow()
     name = await first.session("s")
     await first.append(name, PROMPT)
     await first.idle(name)
-    second = await site.node(HashEngine(context_limit=64))
+    second = await site.node(HashEngine(context_limit=64), options=patient)
     row = await second.catalog.get_session(name)
     taken = await second.catalog.acquire(name, second.node.incarnation, row.epoch)
     await second.catalog.append(AppendTokens(name, taken.epoch, tuple(LATER)))
