@@ -148,7 +148,7 @@ async def test_a_random_tree_equals_lists_of_tokens(catalog: Catalog, seed: int)
             children = [f"n{turn}-{index}" for index in range(rng.randint(1, 3))]
             await catalog.fork(ForkSessions(name(session), position, tuple(new(child) for child in children)))
             for child in children:
-                await catalog.acquire(name(child), "n", 0)
+                await catalog.acquire(name(child), "node-a", 0)
                 model[child] = tokens[:position]
         elif action < 0.95:
             position = rng.randint(0, len(tokens))
