@@ -24,6 +24,13 @@ HELP: Final = {
     "device": f"one of {', '.join(DEVICES)} (default cpu)",
     "checkpoint_every": "tokens between checkpoints of sessions that say nothing, 0 for none (default 512)",
     "checkpoint_on_turn_end": "also checkpoint when a generation ends",
+    "keep_last": "newest checkpoints of a session that stay, for sessions that say nothing (default 3)",
+    "ladder_step": "of older checkpoints one every so many tokens stays, ever fewer further back, 0 for none "
+    "(default 4096)",
+    "gc_interval_seconds": "seconds between garbage collections, 0 for none by itself (default 300)",
+    "gc_grace_seconds": "seconds for which a blob that no checkpoint names is left alone (default 600)",
+    "gc_budget_bytes": "bytes a tier of blobs may hold before checkpoints go that no session needs, 0 for any amount "
+    "(default 0)",
     "prefill_chunk": "prompt tokens a step may consume (default 512)",
     "stream_age_seconds": "seconds after which a stream's client is asked to open it again, 0 for never (default 3600)",
     "durability": f"the least the store must reach: {', '.join(DURABILITIES)} (default local_fsync)",

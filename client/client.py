@@ -33,6 +33,7 @@ class Client:
         self.sessions = Sessions(self._wire, patience)
         self.checkpoints = Checkpoints(self._wire)
         self.nodes = Nodes(self._wire)
+        self.garbage = Garbage(self._wire)
 
     async def __aenter__(self) -> Self:
         return self
@@ -153,11 +154,36 @@ class Checkpoints:
                 return
             request.page_token = page.next_page_token
 
+    async def delete(self, name: str, *, request_id: str | None = None) -> checkpoint_pb2.Checkpoint:
+        """Take its name away; answers with it, without parts. Its state is collected once no other has the same."""
+        request = checkpoint_pb2.DeleteCheckpointRequest(name=name, request_id=request_id or fresh_request_id())
+        return await self._wire.unary(lambda c: c.checkpoints.DeleteCheckpoint, request, _session_of(name))
+
     async def verify(self, name: str) -> AsyncIterator[checkpoint_pb2.VerifyProgress]:
         """Read every part and compare its digest: one event a part, then the result."""
         request = checkpoint_pb2.VerifyCheckpointRequest(name=name)
         stub = self._wire.connection(_session_of(name)).checkpoints
         call = stub.VerifyCheckpoint(request, timeout=LONG_DEADLINE_SECONDS)
+        try:
+            async for event in call:
+                yield event
+        except grpc.aio.AioRpcError as failure:
+            raise remote_error(failure) from None
+        finally:
+            call.cancel()
+
+
+class Garbage:
+    """What nobody needs any more."""
+
+    def __init__(self, wire: Wire) -> None:
+        self._wire = wire
+
+    async def collect(self, *, dry_run: bool = False) -> AsyncIterator[admin_pb2.GcProgress]:
+        """Collect every tier that the node can reach: counts as they grow, the last of each tier with `done`. Raises
+        RemoteError with COLLECTED_ELSEWHERE while another node collects. Closing the iterator stops the work."""
+        request = admin_pb2.CollectGarbageRequest(dry_run=dry_run)
+        call = self._wire.connection().admin.CollectGarbage(request)
         try:
             async for event in call:
                 yield event

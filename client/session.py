@@ -166,11 +166,15 @@ class Session:
         request = pb.ResumeRequest(name=self.name, request_id=request_id or fresh_request_id())
         return await self._wire.unary(lambda c: c.sessions.Resume, request, self.name, LONG_DEADLINE_SECONDS)
 
-    async def checkpoint(self, checkpoint_id: str = "", *, request_id: str | None = None) -> checkpoint_pb2.Checkpoint:
-        """Take a checkpoint at the head; durable when it returns."""
+    async def checkpoint(
+        self, checkpoint_id: str = "", *, ttl_s: float | None = None, request_id: str | None = None
+    ) -> checkpoint_pb2.Checkpoint:
+        """Take a checkpoint at the head; durable when it returns. It is kept until it is deleted, or for `ttl_s`."""
         request = checkpoint_pb2.CreateCheckpointRequest(
             parent=self.name, checkpoint_id=checkpoint_id, request_id=request_id or fresh_request_id()
         )
+        if ttl_s is not None:
+            request.ttl.CopyFrom(_duration(ttl_s))
         return await self._wire.unary(
             lambda c: c.checkpoints.CreateCheckpoint, request, self.name, LONG_DEADLINE_SECONDS
         )
@@ -181,6 +185,7 @@ class Session:
         labels: Mapping[str, str] | None = None,
         every_tokens: int | None = None,
         on_turn_end: bool | None = None,
+        keep_last: int | None = None,
         ttl_s: float | None = None,
         etag: str = "",
     ) -> session_pb2.Session:
@@ -193,6 +198,9 @@ class Session:
         if on_turn_end is not None:
             session.checkpoint_policy.on_turn_end = on_turn_end
             paths.append("checkpoint_policy.on_turn_end")
+        if keep_last is not None:
+            session.checkpoint_policy.keep_last = keep_last
+            paths.append("checkpoint_policy.keep_last")
         if ttl_s is not None:
             session.ttl.CopyFrom(_duration(ttl_s))
             paths.append("ttl")
@@ -240,15 +248,18 @@ class Sessions:
         seed: int | None = None,
         every_tokens: int | None = None,
         on_turn_end: bool = False,
+        keep_last: int = 0,
         labels: Mapping[str, str] | None = None,
         transient: bool = False,
         ttl_s: float | None = None,
         request_id: str | None = None,
     ) -> Session:
-        """A new, empty session in `workflow` (an id or `workflows/{w}`). `every_tokens` None: the server's default."""
+        """A new, empty session in `workflow` (an id or `workflows/{w}`). `every_tokens` None, `keep_last` 0: the
+        server's defaults."""
         session = session_pb2.Session(labels=labels or {}, transient=transient)
-        if every_tokens is not None or on_turn_end:
+        if every_tokens is not None or on_turn_end or keep_last:
             session.checkpoint_policy.on_turn_end = on_turn_end
+            session.checkpoint_policy.keep_last = keep_last
             if every_tokens is not None:
                 session.checkpoint_policy.every_tokens = every_tokens
         if ttl_s is not None:

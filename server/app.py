@@ -24,6 +24,8 @@ from forkpoint.statestore.blobs import BlobStore
 from forkpoint.statestore.checkpoint import CheckpointStore
 from forkpoint.statestore.open import ExplainsDurability, open_blobs, open_catalog, shown_url
 from forkpoint.statestore.records import SCHEMA_VERSION, Durability, StoreMarker
+from forkpoint.statestore.retention import RetentionPolicy
+from forkpoint.statestore.tiers import tiers_of
 
 END_TOKEN: Final = "<|end|>"
 TINY_MODEL: Final = Path(__file__).resolve().parent.parent / "model" / "tiny"
@@ -163,10 +165,24 @@ async def serving(config: ServerConfig, parts: Parts | None = None) -> AsyncIter
             checkpoint_on_turn_end=config.checkpoint_on_turn_end,
             prefill_chunk_tokens=config.prefill_chunk,
             end_ids=parts.end_ids,
+            retention=RetentionPolicy(config.keep_last, config.ladder_step),
+            gc_interval_seconds=config.gc_interval_seconds,
+            gc_grace_seconds=config.gc_grace_seconds,
+            gc_budget_bytes=config.gc_budget_bytes,
             shutdown_seconds=NODE_SHUTDOWN_SECONDS,
         )
         store = CheckpointStore(parts.catalog, parts.blobs)
-        node = Node(parts.catalog, store, parts.engine, parts.codec, options, marker, parts.clock, parts.lease_catalog)
+        node = Node(
+            parts.catalog,
+            store,
+            parts.engine,
+            parts.codec,
+            options,
+            marker,
+            parts.clock,
+            parts.lease_catalog,
+            tiers=[tier.blobs for tier in tiers_of(parts.blobs)],
+        )
         served = Served(
             node=config.node,
             namespace=config.namespace,

@@ -110,6 +110,7 @@ class CheckpointStore:
         parts: Sequence[tuple[PartSpec, Buffer]],
         automatic: bool = False,
         request: RequestKey | None = None,
+        expire_us: int | None = None,
     ) -> SavedCheckpoint:
         """Store the state at `grid_position` as checkpoint `checkpoint` of a session.
 
@@ -125,7 +126,7 @@ class CheckpointStore:
         listed = tuple(ManifestPart(part.spec, part.digest) for part in saved)
         manifest = seal(Manifest(identity, tuple(numerics_ids), grid_position, chain_hash, listed))
         row = CheckpointRow(
-            session, checkpoint, position, grid_position, chain_hash, numerics_ids[0], automatic, create_us=0
+            session, checkpoint, position, grid_position, chain_hash, numerics_ids[0], automatic, 0, expire_us
         )
         delay, digests = CONDEMNED_FIRST_SECONDS, [part.digest for part in saved]
         for left in reversed(range(CONDEMNED_TRIES)):

@@ -9,7 +9,14 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from forkpoint.limits import CHECKPOINTS_KEPT_MAX, CHECKPOINTS_KEPT_MIN, LADDER_STEP_TOKENS_MAX, TILE_TOKENS
+from forkpoint.limits import (
+    CHECKPOINTS_KEPT_DEFAULT,
+    CHECKPOINTS_KEPT_MAX,
+    CHECKPOINTS_KEPT_MIN,
+    LADDER_STEP_TOKENS_DEFAULT,
+    LADDER_STEP_TOKENS_MAX,
+    TILE_TOKENS,
+)
 from forkpoint.statestore.records import CheckpointRow
 
 
@@ -59,9 +66,9 @@ class Verdict:
 class RetentionPolicy:
     """A server's defaults. ValueError outside the bounds of forkpoint.limits."""
 
-    keep_last: int
+    keep_last: int = CHECKPOINTS_KEPT_DEFAULT
     """Newest checkpoints of a session that stay; a session's own policy may say another number."""
-    ladder_step_tokens: int
+    ladder_step_tokens: int = LADDER_STEP_TOKENS_DEFAULT
     """Length of the ladder's shortest stretch, a multiple of the tile; 0: no ladder."""
 
     def __post_init__(self) -> None:

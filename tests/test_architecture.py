@@ -51,13 +51,15 @@ ROOMS = {
         third=("blake3",),
     ),
     "server/rpc": room(
-        "server/session", "statestore/records", "proto", third=("grpc", "grpc_health", "grpc_reflection", "google")
+        *("server/session", "statestore/records", "statestore/gcreport", "proto"),
+        third=("grpc", "grpc_health", "grpc_reflection", "google"),
     ),
     "server/app.py": room("server", "statestore", "model", third=("torch", "grpc")),
     "server/main.py": room("server"),
     "client": room("proto", third=("grpc", "grpc_health", "google")),
     "cli": room(
         *("client", "model/config", "model/geometries", "model/plan", "statestore/check", "statestore/open"),
+        *("statestore/gc", "statestore/gcreport", "statestore/retention", "statestore/tiers"),
         "server/main",
         third=("rich",),
     ),

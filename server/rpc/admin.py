@@ -1,8 +1,9 @@
 """AdminService."""
 
 from collections.abc import AsyncIterator
-from typing import Any
+from typing import Any, Final
 
+from forkpoint.clock import Clock
 from forkpoint.errors import InvalidFieldError, NotFoundError
 from forkpoint.ids import check_id
 from forkpoint.proto.forkpoint.v1 import admin_pb2 as pb
@@ -11,14 +12,19 @@ from forkpoint.proto.forkpoint.v1.session_pb2 import Session
 from forkpoint.server.rpc import responses
 from forkpoint.server.rpc.errors import MethodNotImplementedError
 from forkpoint.server.rpc.paging import cut_page, page_size, page_start
+from forkpoint.server.rpc.stream import closed_after
 from forkpoint.server.session.api import SessionNode
+
+PROGRESS_SECONDS: Final = 0.5
+"""How often a collection under way is told about."""
 
 
 class Admin(AdminServiceServicer):
-    """Reads nodes. What moves or collects things is not built yet."""
+    """Reads nodes, collects garbage. What moves sessions is not built yet."""
 
-    def __init__(self, node: SessionNode) -> None:
+    def __init__(self, node: SessionNode, clock: Clock) -> None:
         self._node = node
+        self._clock = clock
 
     async def ListNodes(self, request: pb.ListNodesRequest, context: Any) -> pb.ListNodesResponse:
         after = page_start(request.page_token, "nodes")
@@ -53,8 +59,14 @@ class Admin(AdminServiceServicer):
     async def UndrainNode(self, request: pb.UndrainNodeRequest, context: Any) -> pb.Node:
         raise MethodNotImplementedError("AdminService.UndrainNode")
 
-    def CollectGarbage(self, request: pb.CollectGarbageRequest, context: Any) -> AsyncIterator[pb.GcProgress]:
-        raise MethodNotImplementedError("AdminService.CollectGarbage")
+    async def CollectGarbage(self, request: pb.CollectGarbageRequest, context: Any) -> AsyncIterator[pb.GcProgress]:
+        told = self._clock.monotonic()
+        async with closed_after(self._node.collect_garbage(request.dry_run)) as reports:
+            async for report in reports:
+                now = self._clock.monotonic()
+                if report.done or now - told >= PROGRESS_SECONDS:
+                    told = now
+                    yield responses.progress(report)
 
     async def ReleaseQuarantine(self, request: pb.ReleaseQuarantineRequest, context: Any) -> Session:
         raise MethodNotImplementedError("AdminService.ReleaseQuarantine")

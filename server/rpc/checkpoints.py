@@ -3,12 +3,12 @@
 from collections.abc import AsyncIterator
 from typing import Any
 
+from forkpoint.clock import Clock
 from forkpoint.errors import InvalidFieldError
 from forkpoint.ids import SessionName, check_id
 from forkpoint.proto.forkpoint.v1 import checkpoint_pb2 as pb
 from forkpoint.proto.forkpoint.v1.checkpoint_pb2_grpc import CheckpointServiceServicer
 from forkpoint.server.rpc import requests, responses
-from forkpoint.server.rpc.errors import MethodNotImplementedError
 from forkpoint.server.rpc.identity import request_key
 from forkpoint.server.rpc.paging import cut_page, page_size, page_start
 from forkpoint.server.rpc.stream import closed_after
@@ -31,14 +31,16 @@ def page_key(checkpoint: pb.Checkpoint) -> str:
 class Checkpoints(CheckpointServiceServicer):
     """Converts, calls the session layer, converts back."""
 
-    def __init__(self, node: SessionNode) -> None:
+    def __init__(self, node: SessionNode, clock: Clock) -> None:
         self._node = node
+        self._clock = clock
 
     async def CreateCheckpoint(self, request: pb.CreateCheckpointRequest, context: Any) -> pb.Checkpoint:
         name = SessionName.parse(request.parent, "parent")
         checkpoint = requests.child_id(request.checkpoint_id, "checkpoint_id", "c")
         key = request_key(request, name.workflow, request.request_id)
-        return responses.checkpoint(await self._node.create_checkpoint(name, checkpoint, key))
+        expire_us = requests.expire_us(request, "", self._clock)
+        return responses.checkpoint(await self._node.create_checkpoint(name, checkpoint, key, expire_us))
 
     async def GetCheckpoint(self, request: pb.GetCheckpointRequest, context: Any) -> pb.Checkpoint:
         name, checkpoint = parse_checkpoint(request.name)
@@ -54,7 +56,9 @@ class Checkpoints(CheckpointServiceServicer):
         return pb.ListCheckpointsResponse(checkpoints=page, next_page_token=token)
 
     async def DeleteCheckpoint(self, request: pb.DeleteCheckpointRequest, context: Any) -> pb.Checkpoint:
-        raise MethodNotImplementedError("CheckpointService.DeleteCheckpoint")
+        name, checkpoint = parse_checkpoint(request.name)
+        key = request_key(request, name.workflow, request.request_id)
+        return responses.checkpoint(await self._node.delete_checkpoint(name, checkpoint, key))
 
     async def VerifyCheckpoint(
         self, request: pb.VerifyCheckpointRequest, context: Any

@@ -29,7 +29,7 @@ _CHAT: Final = (
     "messages messages.messages messages.messages.role messages.messages.text_utf8 messages.add_generation_prompt"
 )
 _INPUT: Final = f"tokens text_utf8 {_CHAT}"
-_POLICY: Final = "checkpoint_policy.every_tokens checkpoint_policy.on_turn_end"
+_POLICY: Final = "checkpoint_policy.every_tokens checkpoint_policy.on_turn_end checkpoint_policy.keep_last"
 _SAMPLING: Final = "temperature top_k top_p min_p seed"
 
 
@@ -89,9 +89,10 @@ HONOURED: Final[dict[str, frozenset[str]]] = {
         + _below("slice", "start token_ids kinds logprobs")
         + " trailer.head trailer.head_hash",
         # checkpoints
-        "CreateCheckpointRequest": "parent checkpoint_id request_id",
+        "CreateCheckpointRequest": "parent checkpoint_id request_id expire_time ttl",
         "GetCheckpointRequest": "name",
         "ListCheckpointsRequest": "parent page_size page_token",
+        "DeleteCheckpointRequest": "name request_id",
         "VerifyCheckpointRequest": "name",
         # workflows
         "CreateWorkflowRequest": "workflow_id request_id workflow.labels",
@@ -104,6 +105,7 @@ HONOURED: Final[dict[str, frozenset[str]]] = {
         # nodes
         "ListNodesRequest": "page_size page_token",
         "GetNodeRequest": "name",
+        "CollectGarbageRequest": "dry_run",
     }.items()
 }
 

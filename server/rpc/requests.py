@@ -10,6 +10,8 @@ from forkpoint.errors import DurabilityNotReachedError, InvalidFieldError, NotUt
 from forkpoint.ids import SessionName, check_id, new_id
 from forkpoint.limits import (
     APPEND_TEXT_BYTES_MAX,
+    CHECKPOINTS_KEPT_MAX,
+    CHECKPOINTS_KEPT_MIN,
     DIGEST_BYTES,
     FORK_CHILDREN_MAX,
     GENERATE_TOKENS_MAX,
@@ -21,6 +23,7 @@ from forkpoint.limits import (
     TILE_TOKENS,
 )
 from forkpoint.proto.forkpoint.v1 import common_pb2, session_service_pb2
+from forkpoint.proto.forkpoint.v1.checkpoint_pb2 import CreateCheckpointRequest
 from forkpoint.proto.forkpoint.v1.session_pb2 import Session
 from forkpoint.server.rpc.identity import request_key
 from forkpoint.server.rpc.served import Served
@@ -54,18 +57,23 @@ def policy(message: common_pb2.CheckpointPolicy, default: CheckpointPolicy, fiel
     every = message.every_tokens if message.HasField("every_tokens") else default.every_tokens
     if every < 0 or every % TILE_TOKENS:
         raise InvalidFieldError(f"{field}.every_tokens", f"{every} is no multiple of {TILE_TOKENS} (0 is off)")
-    return CheckpointPolicy(every_tokens=every, on_turn_end=message.on_turn_end)
+    keep = message.keep_last
+    if keep and not CHECKPOINTS_KEPT_MIN <= keep <= CHECKPOINTS_KEPT_MAX:
+        bounds = f"{CHECKPOINTS_KEPT_MIN} to {CHECKPOINTS_KEPT_MAX}, or 0 for the server's default"
+        raise InvalidFieldError(f"{field}.keep_last", f"{keep} is not in {bounds}")
+    return CheckpointPolicy(every_tokens=every, on_turn_end=message.on_turn_end, keep_last=keep)
 
 
-def expire_us(session: Session, field: str, clock: Clock) -> int | None:
-    """When a session expires, in microseconds since 1970; None when it says nothing."""
-    kind = session.WhichOneof("expiration")
+def expire_us(resource: Session | CreateCheckpointRequest, prefix: str, clock: Clock) -> int | None:
+    """When a session or checkpoint expires, in microseconds since 1970; None when it says nothing. `prefix`: of the
+    fields' names, with its dot."""
+    kind = resource.WhichOneof("expiration")
     if kind == "ttl":
-        return after(session.ttl, f"{field}.ttl", clock)
+        return after(resource.ttl, f"{prefix}ttl", clock)
     if kind == "expire_time":
-        when: int = session.expire_time.ToMicroseconds()
+        when: int = resource.expire_time.ToMicroseconds()
         if when <= clock.wall_us():
-            raise InvalidFieldError(f"{field}.expire_time", "lies in the past")
+            raise InvalidFieldError(f"{prefix}expire_time", "lies in the past")
         return when
     return None
 

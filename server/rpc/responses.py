@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from typing import Final
 
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.timestamp_pb2 import Timestamp
@@ -10,6 +11,7 @@ from forkpoint.proto.forkpoint.v1 import admin_pb2, checkpoint_pb2, common_pb2, 
 from forkpoint.proto.forkpoint.v1.workflow_pb2 import Workflow
 from forkpoint.server.rpc.served import Served
 from forkpoint.server.session import api
+from forkpoint.statestore.gcreport import CollectionReport
 from forkpoint.statestore.records import (
     CheckpointPolicy,
     Durability,
@@ -24,6 +26,9 @@ KINDS: dict[Kind, "common_pb2.Kind.ValueType"] = {
     Kind.PROMPT: common_pb2.PROMPT,
     Kind.GENERATED: common_pb2.GENERATED,
 }
+
+DROPPED_MAX: Final = 1000
+"""Checkpoints that a dry run names: a message must hold them."""
 
 
 def timestamp(microseconds: int | None) -> Timestamp | None:
@@ -52,7 +57,9 @@ def usage(value: api.Usage) -> common_pb2.Usage:
 
 def policy(value: CheckpointPolicy) -> common_pb2.CheckpointPolicy:
     """A checkpoint policy."""
-    return common_pb2.CheckpointPolicy(every_tokens=value.every_tokens, on_turn_end=value.on_turn_end)
+    return common_pb2.CheckpointPolicy(
+        every_tokens=value.every_tokens, on_turn_end=value.on_turn_end, keep_last=value.keep_last
+    )
 
 
 def sampling(value: SamplingParams) -> common_pb2.Sampling:
@@ -201,11 +208,38 @@ def checkpoint(view: api.CheckpointView) -> checkpoint_pb2.Checkpoint:
         grid_position=row.grid_position,
         chain_hash=row.chain_hash,
         numerics_ids=view.numerics_ids,
-        exact=len(view.numerics_ids) <= 1,
+        exact=len(view.numerics_ids) == 1,
         automatic=row.automatic,
         create_time=timestamp(row.create_us),
         parts=[checkpoint_part(part) for part in view.parts],
         bytes_total=sum(part.bytes for part in view.parts),
         bytes_stored=view.bytes_stored,
         bytes_shared=view.bytes_shared,
+        expire_time=timestamp(row.expire_us),
+    )
+
+
+def progress(report: CollectionReport) -> admin_pb2.GcProgress:
+    """A collection up to now."""
+    dropped = [
+        admin_pb2.DroppedCheckpoint(
+            name=f"{verdict.row.session}/checkpoints/{verdict.row.checkpoint}", reason=verdict.reason.value
+        )
+        for verdict in (report.dropped[:DROPPED_MAX] if report.done else ())
+    ]
+    return admin_pb2.GcProgress(
+        tier=report.tier,
+        done=report.done,
+        stopped=report.stopped,
+        checkpoints_kept=report.checkpoints_kept,
+        checkpoints_dropped={reason.value: count for reason, count in report.checkpoints_dropped.items()},
+        manifests_kept=report.manifests_kept,
+        manifests_removed=report.manifests_removed,
+        blobs_marked=report.blobs_marked,
+        blobs_waiting=report.blobs_waiting,
+        blobs_spared=report.blobs_spared,
+        blobs_deleted=report.blobs_deleted,
+        bytes_deleted=report.bytes_deleted,
+        bytes_over_budget=report.bytes_over_budget,
+        dropped=dropped,
     )

@@ -76,9 +76,9 @@ class RpcServer:
         """Add the services."""
         server = self._server
         session_service_pb2_grpc.add_SessionServiceServicer_to_server(Sessions(node, served, clock), server)
-        checkpoint_pb2_grpc.add_CheckpointServiceServicer_to_server(Checkpoints(node), server)
+        checkpoint_pb2_grpc.add_CheckpointServiceServicer_to_server(Checkpoints(node, clock), server)
         workflow_pb2_grpc.add_WorkflowServiceServicer_to_server(Workflows(node, clock), server)
-        admin_pb2_grpc.add_AdminServiceServicer_to_server(Admin(node), server)
+        admin_pb2_grpc.add_AdminServiceServicer_to_server(Admin(node, clock), server)
         server.add_generic_rpc_handlers((self.health.handler(),))
         _add_reflection(server)
 

@@ -46,7 +46,7 @@ class Sessions(SessionServiceServicer):
             policy=policy,
             labels=requests.labels(asked.labels, "session.labels"),
             transient=asked.transient,
-            expire_us=requests.expire_us(asked, "session", self._clock),
+            expire_us=requests.expire_us(asked, "session.", self._clock),
             request=request_key(request, workflow, request.request_id),
         )
         return responses.session(await self._node.create_session(call), self._served)

@@ -53,7 +53,7 @@ def session_update(request: UpdateSessionRequest, current: SessionRow, clock: Cl
 
 
 def _expire_us(asked: Session, clock: Clock) -> int:
-    expire_us = requests.expire_us(asked, "session", clock)
+    expire_us = requests.expire_us(asked, "session.", clock)
     if expire_us is None:
         raise FieldNotSupportedError("session.expiration", "can be moved, not taken away")
     return expire_us
@@ -75,6 +75,7 @@ def _policy(request: UpdateSessionRequest, current: CheckpointPolicy, paths: set
     return CheckpointPolicy(
         every_tokens=asked.every_tokens if f"{_POLICY}.every_tokens" in paths else current.every_tokens,
         on_turn_end=asked.on_turn_end if f"{_POLICY}.on_turn_end" in paths else current.on_turn_end,
+        keep_last=asked.keep_last if f"{_POLICY}.keep_last" in paths else current.keep_last,
     )
 
 

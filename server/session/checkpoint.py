@@ -81,7 +81,12 @@ class Checkpointer:
         return Captured(live.name, live.epoch, at, chain_hash, self._numerics(live), state)
 
     async def save(
-        self, captured: Captured, checkpoint: str, automatic: bool, request: RequestKey | None = None
+        self,
+        captured: Captured,
+        checkpoint: str,
+        automatic: bool,
+        request: RequestKey | None = None,
+        expire_us: int | None = None,
     ) -> SavedCheckpoint:
         """Store it; raises what the store raises."""
         facts = self._core.engine.facts
@@ -99,6 +104,7 @@ class Checkpointer:
             parts=captured.state.parts,
             automatic=automatic,
             request=request,
+            expire_us=expire_us,
         )
         counters = self._core.counters
         counters.checkpoints_written += 1

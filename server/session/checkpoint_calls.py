@@ -3,6 +3,7 @@
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 
+from forkpoint.errors import NotFoundError
 from forkpoint.ids import SessionName, check_id, new_id
 from forkpoint.server.session.api import CheckpointPart, CheckpointView, VerifiedPart
 from forkpoint.server.session.checkpoint import Captured, Checkpointer
@@ -16,7 +17,7 @@ from forkpoint.statestore.records import CheckpointRow, RequestKey
 
 
 class CheckpointCalls:
-    """Create, get, list, verify."""
+    """Create, get, list, delete, verify."""
 
     def __init__(self, claims: Claims, loop: StepLoop, checkpointer: Checkpointer, pins: Pins) -> None:
         self._claims = claims
@@ -25,8 +26,11 @@ class CheckpointCalls:
         self._checkpointer = checkpointer
         self._pins = pins
 
-    async def create(self, name: SessionName, checkpoint: str, request: RequestKey | None) -> CheckpointView:
-        """Pin the session's position; its state at the last grid point is stored when this returns."""
+    async def create(
+        self, name: SessionName, checkpoint: str, request: RequestKey | None, expire_us: int | None = None
+    ) -> CheckpointView:
+        """Pin the session's position; its state at the last grid point is stored when this returns. Retention drops it
+        at `expire_us`."""
         if checkpoint:
             check_id(checkpoint, "checkpoint_id")
         checkpoint = checkpoint or new_id("c")
@@ -34,10 +38,12 @@ class CheckpointCalls:
             if stored:
                 row = CheckpointRow(name, checkpoint, 0, 0, b"", "", False, 0)
                 row = await self._core.catalog.put_checkpoint(row, b"", REPLAY_EPOCH, request)
-                return await self.get(name, row.checkpoint)
-            return await self._claims.owned(name, lambda live: self._create(live, checkpoint, request))
+                return await self._get_or_row(row)
+            return await self._claims.owned(name, lambda live: self._create(live, checkpoint, request, expire_us))
 
-    async def _create(self, live: LiveSession, checkpoint: str, request: RequestKey | None) -> CheckpointView:
+    async def _create(
+        self, live: LiveSession, checkpoint: str, request: RequestKey | None, expire_us: int | None
+    ) -> CheckpointView:
         captured: Captured | None = None
         live.wanted += 1
         live.will_sample = live.generation is not None
@@ -50,7 +56,9 @@ class CheckpointCalls:
         finally:
             live.wanted -= 1
             self._core.wake()
-        saved = await self._checkpointer.save(captured, checkpoint, automatic=False, request=request)
+        saved = await self._checkpointer.save(
+            captured, checkpoint, automatic=False, request=request, expire_us=expire_us
+        )
         live.known_grids.add(captured.state.grid_position)
         live.last_grid = max(live.last_grid, captured.state.grid_position)
         view = self._view(saved.row, saved.manifest)
@@ -70,6 +78,23 @@ class CheckpointCalls:
         """Raises NotFoundError."""
         row, manifest = await self._core.catalog.get_checkpoint(name, checkpoint)
         return self._view(row, manifest)
+
+    async def delete(self, name: SessionName, checkpoint: str, request: RequestKey | None) -> CheckpointView:
+        """Take the checkpoint's row away; answers with it, without its parts. Raises NotFoundError."""
+        async with self._claims.request(request):
+            row = await self._core.catalog.delete_checkpoint(name, checkpoint, request)
+        live = self._core.lives.get(name)
+        if live is not None:
+            # Nothing may hold that state any more: what we know to be stored must not keep us from storing it.
+            live.known_grids.discard(row.grid_position)
+        return CheckpointView(row, (), (), 0, 0)
+
+    async def _get_or_row(self, row: CheckpointRow) -> CheckpointView:
+        """What a repeated create answers: the row alone once the checkpoint was deleted."""
+        try:
+            return await self.get(row.session, row.checkpoint)
+        except NotFoundError:
+            return CheckpointView(row, (), (), 0, 0)
 
     async def list(self, name: SessionName) -> list[CheckpointView]:
         """Ascending by position, with their parts."""

@@ -40,6 +40,11 @@ class Counters:
     commit_failures: int = 0
     session_failures: int = 0
     sessions_quarantined: int = 0
+    collections: int = 0
+    """Garbage collections of a tier."""
+    checkpoints_dropped: int = 0
+    blobs_deleted: int = 0
+    bytes_deleted: int = 0
     prefill_tokens_per_second: float = field(default=0.0)
     restore_bytes_per_second: float = field(default=0.0)
 

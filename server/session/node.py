@@ -31,6 +31,7 @@ from forkpoint.server.session.engine_thread import EngineThread
 from forkpoint.server.session.evict import Residents
 from forkpoint.server.session.export import Porter
 from forkpoint.server.session.fork import ForkImages
+from forkpoint.server.session.garbage import Garbage
 from forkpoint.server.session.inputs import check_labels, check_policy
 from forkpoint.server.session.lease import DeathWatch
 from forkpoint.server.session.lifecycle import Lifecycle
@@ -52,7 +53,9 @@ from forkpoint.server.session.usage import UsageCounter
 from forkpoint.server.session.views import Views
 from forkpoint.server.session.writers import Writers
 from forkpoint.statestore.base import Catalog
+from forkpoint.statestore.blobs import BlobStore
 from forkpoint.statestore.checkpoint import CheckpointStore
+from forkpoint.statestore.gcreport import CollectionReport
 from forkpoint.statestore.records import (
     CheckpointPolicy,
     LogSlice,
@@ -69,7 +72,8 @@ class Node:
     """Implements SessionNode. `catalog` is open; `marker` is what it was opened with.
 
     `lease_catalog` makes a second, unopened catalog on the same store for the lease keeper's own thread; None: renewals
-    go through `catalog` on the node's loop. `presence`: how the lease is kept.
+    go through `catalog` on the node's loop. `presence`: how the lease is kept. `tiers`: the places for
+    blobs that the node collects garbage in, open.
     """
 
     def __init__(
@@ -83,6 +87,7 @@ class Node:
         clock: Clock | None = None,
         lease_catalog: Callable[[], Catalog] | None = None,
         presence: type[Presence] = Presence,
+        tiers: Sequence[BlobStore] = (),
     ) -> None:
         clock = clock or SystemClock()
         thread = EngineThread(engine)
@@ -108,7 +113,10 @@ class Node:
         self._porter = Porter(claims, self._lifecycle, self._views)
         self._recovery = Recovery(claims, watch, self._lifecycle)
         self._presence = presence(core, lease_catalog)
-        self._shutdown = Shutdown(core, self._loop, residents, checkpointer, images, self._presence)
+        self._garbage = Garbage(core, tiers)
+        self._shutdown = Shutdown(
+            core, self._loop, residents, checkpointer, images, self._presence, self._garbage.leave
+        )
 
     @property
     def counters(self) -> Counters:
@@ -127,6 +135,7 @@ class Node:
         self._core.tasks.spawn(self._loop.run(), "step loop")
         self._core.tasks.spawn(self._recovery.run(), "recovery")
         self._core.tasks.spawn(self._recovery.sweep(), "expiry")
+        self._garbage.start()
 
     def begin_leave(self) -> None:
         """The node is about to stop: streams that end from now on end for its sake, not because a caller left."""
@@ -225,8 +234,10 @@ class Node:
         return await self._core.tasks.run(self._pauser.resume(name, request), f"resume {name}")
 
     # --- checkpoints --------------------------------------------------------------------------------------------
-    async def create_checkpoint(self, name: SessionName, checkpoint: str, request: RequestKey | None) -> CheckpointView:
-        work = self._checkpoints.create(name, checkpoint, request)
+    async def create_checkpoint(
+        self, name: SessionName, checkpoint: str, request: RequestKey | None, expire_us: int | None = None
+    ) -> CheckpointView:
+        work = self._checkpoints.create(name, checkpoint, request, expire_us)
         return await self._core.tasks.run(work, f"checkpoint {name}")
 
     async def get_checkpoint(self, name: SessionName, checkpoint: str) -> CheckpointView:
@@ -234,6 +245,10 @@ class Node:
 
     async def list_checkpoints(self, name: SessionName) -> list[CheckpointView]:
         return await self._checkpoints.list(name)
+
+    async def delete_checkpoint(self, name: SessionName, checkpoint: str, request: RequestKey | None) -> CheckpointView:
+        work = self._checkpoints.delete(name, checkpoint, request)
+        return await self._core.tasks.run(work, f"delete a checkpoint of {name}")
 
     def verify_checkpoint(self, name: SessionName, checkpoint: str) -> AsyncIterator[VerifiedPart]:
         return self._checkpoints.verify(name, checkpoint)
@@ -249,6 +264,9 @@ class Node:
         self, name: SessionName, head: ExportedSession, slices: AsyncIterator[LogSlice], request: RequestKey | None
     ) -> SessionView:
         return await self._core.tasks.run(self._porter.take_in(name, head, slices, request), f"import {name}")
+
+    def collect_garbage(self, dry_run: bool) -> AsyncIterator[CollectionReport]:
+        return self._garbage.collect(dry_run)
 
     async def list_nodes(self) -> Sequence[NodeRow]:
         return await self._core.catalog.list_nodes()

@@ -1,16 +1,18 @@
 """What a node is told about itself: identity, defaults and the times it goes by."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from forkpoint.limits import (
     CHECKPOINT_EVERY_TOKENS_DEFAULT,
+    GC_GRACE_SECONDS_DEFAULT,
     LEASE_RENEW_SECONDS,
     LEASE_SKEW_SECONDS,
     LEASE_TTL_SECONDS,
     PREFILL_CHUNK_TOKENS_DEFAULT,
     SHUTDOWN_SECONDS,
 )
+from forkpoint.statestore.retention import RetentionPolicy
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +45,13 @@ class NodeOptions:
     """How often expired sessions are looked for."""
     purge_seconds: float = 7 * 24 * 3600.0
     """A deleted session can be undeleted for so long."""
+    retention: RetentionPolicy = field(default_factory=RetentionPolicy)
+    """Which checkpoints stay."""
+    gc_interval_seconds: float = 0.0
+    """How often the node collects garbage by itself; 0: only when it is asked to."""
+    gc_grace_seconds: float = GC_GRACE_SECONDS_DEFAULT
+    gc_budget_bytes: int = 0
+    """What each tier may hold; 0: any amount."""
     retry_first_seconds: float = 0.1
     retry_most_seconds: float = 5.0
     """Back-off after a failed commit or restore: doubles from the first to the most."""

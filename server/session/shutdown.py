@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from collections.abc import Awaitable, Callable
 from typing import Final
 
 from forkpoint.errors import ForkpointError, NodeDrainingError
@@ -31,6 +32,7 @@ class Shutdown:
         checkpointer: Checkpointer,
         images: ForkImages,
         presence: Presence,
+        stop_collecting: Callable[[], Awaitable[None]],
     ) -> None:
         self._core = core
         self._loop = loop
@@ -38,6 +40,7 @@ class Shutdown:
         self._checkpointer = checkpointer
         self._images = images
         self._presence = presence
+        self._stop_collecting = stop_collecting
 
     async def leave(self) -> None:
         """Refuse new work, end streams, finish the step, checkpoint, release, and take the node's row away.
@@ -60,6 +63,7 @@ class Shutdown:
             self._end_streams()
         try:
             async with asyncio.timeout(core.options.shutdown_seconds * (1 - CHECKPOINT_SHARE)):
+                await self._stop_collecting()
                 # All at once: the store commits many together.
                 await asyncio.gather(*(self._release(live) for live in list(core.lives.values())))
         except TimeoutError:

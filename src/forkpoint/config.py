@@ -15,6 +15,14 @@ from forkpoint.errors import ConfigError, InvalidFieldError
 from forkpoint.ids import check_id
 from forkpoint.limits import (
     CHECKPOINT_EVERY_TOKENS_DEFAULT,
+    CHECKPOINTS_KEPT_DEFAULT,
+    CHECKPOINTS_KEPT_MAX,
+    CHECKPOINTS_KEPT_MIN,
+    GC_GRACE_SECONDS_DEFAULT,
+    GC_INTERVAL_SECONDS_DEFAULT,
+    GC_SECONDS_MAX,
+    LADDER_STEP_TOKENS_DEFAULT,
+    LADDER_STEP_TOKENS_MAX,
     PREFILL_CHUNK_TOKENS_DEFAULT,
     STREAM_AGE_SECONDS_DEFAULT,
     TILE_TOKENS,
@@ -58,6 +66,16 @@ class ServerConfig:
     checkpoint_every: int = CHECKPOINT_EVERY_TOKENS_DEFAULT
     """For sessions that say nothing; a multiple of 16; 0: never by count."""
     checkpoint_on_turn_end: bool = False
+    keep_last: int = CHECKPOINTS_KEPT_DEFAULT
+    """Newest checkpoints of a session that stay, for sessions that say nothing."""
+    ladder_step: int = LADDER_STEP_TOKENS_DEFAULT
+    """Of older checkpoints one every so many tokens stays, and ever fewer further back; a multiple of 16; 0: none."""
+    gc_interval_seconds: int = GC_INTERVAL_SECONDS_DEFAULT
+    """How often garbage is collected; 0: only when `forkpoint gc` asks."""
+    gc_grace_seconds: int = GC_GRACE_SECONDS_DEFAULT
+    """How long a blob that no checkpoint names is left alone."""
+    gc_budget_bytes: int = 0
+    """What a tier of blobs may hold before checkpoints are dropped that no session needs; 0: any amount."""
     prefill_chunk: int = PREFILL_CHUNK_TOKENS_DEFAULT
     stream_age_seconds: int = STREAM_AGE_SECONDS_DEFAULT
     """A stream of tokens is ended with its position after about so long, and its client opens it again; 0: never."""
@@ -165,12 +183,18 @@ def _check(config: ServerConfig, sources: Mapping[str, str]) -> None:
         ("prefill_chunk", 1, 1 << 20),
         ("checkpoint_every", 0, 1 << 30),
         ("stream_age_seconds", 0, 1 << 30),
+        ("keep_last", CHECKPOINTS_KEPT_MIN, CHECKPOINTS_KEPT_MAX),
+        ("ladder_step", 0, LADDER_STEP_TOKENS_MAX),
+        ("gc_interval_seconds", 0, GC_SECONDS_MAX),
+        ("gc_grace_seconds", 0, GC_SECONDS_MAX),
+        ("gc_budget_bytes", 0, 1 << 60),
     ):
         value = getattr(config, name)
         if not least <= value <= most:
             raise refuse(name, f"{value} is not in {least} … {most}")
-    if config.checkpoint_every % TILE_TOKENS:
-        raise refuse("checkpoint_every", f"{config.checkpoint_every} is no multiple of {TILE_TOKENS}")
+    for name in ("checkpoint_every", "ladder_step"):
+        if getattr(config, name) % TILE_TOKENS:
+            raise refuse(name, f"{getattr(config, name)} is no multiple of {TILE_TOKENS}")
     for name, known in (("durability", DURABILITIES), ("device", DEVICES)):
         if getattr(config, name).partition(":")[0] not in known:
             raise refuse(name, f"{getattr(config, name)!r} is none of {', '.join(known)}")

@@ -166,14 +166,12 @@ async def test_the_server_answers_with_the_field_and_changes_nothing(site: Serve
 
 UNIMPLEMENTED = {
     "SessionService.Watch",
-    "CheckpointService.DeleteCheckpoint",
     "WorkflowService.GetBudget",
     "WorkflowService.UpdateBudget",
     "AdminService.WatchNodes",
     "AdminService.MigrateSession",
     "AdminService.DrainNode",
     "AdminService.UndrainNode",
-    "AdminService.CollectGarbage",
     "AdminService.ReleaseQuarantine",
 }
 

@@ -123,7 +123,9 @@ class AdminServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def CollectGarbage(self, request, context):
-        """Not implemented yet.
+        """Drops checkpoints by retention, then manifests that none names and blobs that no manifest names, in every tier that
+        this node can reach, one after the other. FAILED_PRECONDITION with COLLECTED_ELSEWHERE while another node collects
+        a tier. Cancelling the call stops the work; the next collection finishes it.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

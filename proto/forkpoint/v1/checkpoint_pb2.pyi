@@ -5,6 +5,7 @@ Checkpoints of sessions. One is a function of the log: losing it costs time, nev
 
 from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
+from google.protobuf import duration_pb2 as _duration_pb2
 from google.protobuf import message as _message
 from google.protobuf import timestamp_pb2 as _timestamp_pb2
 from google.protobuf.internal import containers as _containers
@@ -37,6 +38,7 @@ class Checkpoint(_message.Message):
     BYTES_TOTAL_FIELD_NUMBER: _builtins.int
     BYTES_STORED_FIELD_NUMBER: _builtins.int
     BYTES_SHARED_FIELD_NUMBER: _builtins.int
+    EXPIRE_TIME_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     position: _builtins.int
     """asked for"""
@@ -62,6 +64,10 @@ class Checkpoint(_message.Message):
     def create_time(self) -> _timestamp_pb2.Timestamp: ...
     @_builtins.property
     def parts(self) -> _containers.RepeatedCompositeFieldContainer[Global___CheckpointPart]: ...
+    @_builtins.property
+    def expire_time(self) -> _timestamp_pb2.Timestamp:
+        """retention drops it then, unless a session has no other; unset: never"""
+
     def __init__(
         self,
         *,
@@ -77,10 +83,11 @@ class Checkpoint(_message.Message):
         bytes_total: _builtins.int = ...,
         bytes_stored: _builtins.int = ...,
         bytes_shared: _builtins.int = ...,
+        expire_time: _timestamp_pb2.Timestamp | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time", "expire_time", b"expire_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["automatic", b"automatic", "bytes_shared", b"bytes_shared", "bytes_stored", b"bytes_stored", "bytes_total", b"bytes_total", "chain_hash", b"chain_hash", "create_time", b"create_time", "exact", b"exact", "grid_position", b"grid_position", "name", b"name", "numerics_ids", b"numerics_ids", "parts", b"parts", "position", b"position"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["automatic", b"automatic", "bytes_shared", b"bytes_shared", "bytes_stored", b"bytes_stored", "bytes_total", b"bytes_total", "chain_hash", b"chain_hash", "create_time", b"create_time", "exact", b"exact", "expire_time", b"expire_time", "grid_position", b"grid_position", "name", b"name", "numerics_ids", b"numerics_ids", "parts", b"parts", "position", b"position"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -125,6 +132,8 @@ class CreateCheckpointRequest(_message.Message):
     CHECKPOINT_ID_FIELD_NUMBER: _builtins.int
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     POSITION_FIELD_NUMBER: _builtins.int
+    EXPIRE_TIME_FIELD_NUMBER: _builtins.int
+    TTL_FIELD_NUMBER: _builtins.int
     parent: _builtins.str
     """workflows/{w}/sessions/{s}"""
     checkpoint_id: _builtins.str
@@ -132,6 +141,10 @@ class CreateCheckpointRequest(_message.Message):
     request_id: _builtins.str
     position: _builtins.int
     """not supported yet: the head"""
+    @_builtins.property
+    def expire_time(self) -> _timestamp_pb2.Timestamp: ...
+    @_builtins.property
+    def ttl(self) -> _duration_pb2.Duration: ...
     def __init__(
         self,
         *,
@@ -139,14 +152,21 @@ class CreateCheckpointRequest(_message.Message):
         checkpoint_id: _builtins.str = ...,
         request_id: _builtins.str = ...,
         position: _builtins.int | None = ...,
+        expire_time: _timestamp_pb2.Timestamp | None = ...,
+        ttl: _duration_pb2.Duration | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_position", b"_position", "position", b"position"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_position", b"_position", "expiration", b"expiration", "expire_time", b"expire_time", "position", b"position", "ttl", b"ttl"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_position", b"_position", "checkpoint_id", b"checkpoint_id", "parent", b"parent", "position", b"position", "request_id", b"request_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_position", b"_position", "checkpoint_id", b"checkpoint_id", "expiration", b"expiration", "expire_time", b"expire_time", "parent", b"parent", "position", b"position", "request_id", b"request_id", "ttl", b"ttl"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__position: _TypeAlias = _typing.Literal["position"]  # noqa: Y015
     _WhichOneofArgType__position: _TypeAlias = _typing.Literal["_position", b"_position"]  # noqa: Y015
+    _WhichOneofReturnType_expiration: _TypeAlias = _typing.Literal["expire_time", "ttl"]  # noqa: Y015
+    _WhichOneofArgType_expiration: _TypeAlias = _typing.Literal["expiration", b"expiration"]  # noqa: Y015
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__position) -> _WhichOneofReturnType__position | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_expiration) -> _WhichOneofReturnType_expiration | None: ...
 
 Global___CreateCheckpointRequest: _TypeAlias = CreateCheckpointRequest  # noqa: Y015
 

@@ -87,7 +87,8 @@ class CheckpointServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def DeleteCheckpoint(self, request, context):
-        """Not implemented yet: every checkpoint is kept.
+        """Takes the checkpoint's name away, whoever may need it: a restore then replays from an older one. Its state is
+        collected later, unless another checkpoint has the same. Answers with the checkpoint without parts and numerics ids.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -39,7 +39,9 @@ class CheckpointServiceStub:
     ListCheckpoints: _grpc.UnaryUnaryMultiCallable[_checkpoint_pb2.ListCheckpointsRequest, _checkpoint_pb2.ListCheckpointsResponse]
     """Ascending by position."""
     DeleteCheckpoint: _grpc.UnaryUnaryMultiCallable[_checkpoint_pb2.DeleteCheckpointRequest, _checkpoint_pb2.Checkpoint]
-    """Not implemented yet: every checkpoint is kept."""
+    """Takes the checkpoint's name away, whoever may need it: a restore then replays from an older one. Its state is
+    collected later, unless another checkpoint has the same. Answers with the checkpoint without parts and numerics ids.
+    """
     VerifyCheckpoint: _grpc.UnaryStreamMultiCallable[_checkpoint_pb2.VerifyCheckpointRequest, _checkpoint_pb2.VerifyProgress]
     """Reads every part and compares its digest: one event a part, then the result. Cancelling the call stops the work."""
 
@@ -54,7 +56,9 @@ class CheckpointServiceAsyncStub(CheckpointServiceStub):
     ListCheckpoints: _aio.UnaryUnaryMultiCallable[_checkpoint_pb2.ListCheckpointsRequest, _checkpoint_pb2.ListCheckpointsResponse]  # type: ignore[assignment]
     """Ascending by position."""
     DeleteCheckpoint: _aio.UnaryUnaryMultiCallable[_checkpoint_pb2.DeleteCheckpointRequest, _checkpoint_pb2.Checkpoint]  # type: ignore[assignment]
-    """Not implemented yet: every checkpoint is kept."""
+    """Takes the checkpoint's name away, whoever may need it: a restore then replays from an older one. Its state is
+    collected later, unless another checkpoint has the same. Answers with the checkpoint without parts and numerics ids.
+    """
     VerifyCheckpoint: _aio.UnaryStreamMultiCallable[_checkpoint_pb2.VerifyCheckpointRequest, _checkpoint_pb2.VerifyProgress]  # type: ignore[assignment]
     """Reads every part and compares its digest: one event a part, then the result. Cancelling the call stops the work."""
 
@@ -90,7 +94,9 @@ class CheckpointServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _checkpoint_pb2.DeleteCheckpointRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_checkpoint_pb2.Checkpoint, _abc.Awaitable[_checkpoint_pb2.Checkpoint]]:
-        """Not implemented yet: every checkpoint is kept."""
+        """Takes the checkpoint's name away, whoever may need it: a restore then replays from an older one. Its state is
+        collected later, unless another checkpoint has the same. Answers with the checkpoint without parts and numerics ids.
+        """
 
     @_abc_1.abstractmethod
     def VerifyCheckpoint(

@@ -276,10 +276,15 @@ class CheckpointPolicy(_message.Message):
     EVERY_TOKENS_FIELD_NUMBER: _builtins.int
     ON_TURN_END_FIELD_NUMBER: _builtins.int
     RECOVERY_TIME_TARGET_FIELD_NUMBER: _builtins.int
+    KEEP_LAST_FIELD_NUMBER: _builtins.int
     every_tokens: _builtins.int
     """a multiple of 16; 0: never by count; unset: the server's default"""
     on_turn_end: _builtins.bool
     """also when a generation ends"""
+    keep_last: _builtins.int
+    """Newest checkpoints that retention keeps, 2 to 1000; 0: the server's default. Beside them stay a ladder of older
+    ones, fork points, what CreateCheckpoint made, and whatever a session needs.
+    """
     @_builtins.property
     def recovery_time_target(self) -> _duration_pb2.Duration:
         """not supported yet: adapt the interval to this target"""
@@ -290,10 +295,11 @@ class CheckpointPolicy(_message.Message):
         every_tokens: _builtins.int | None = ...,
         on_turn_end: _builtins.bool = ...,
         recovery_time_target: _duration_pb2.Duration | None = ...,
+        keep_last: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_every_tokens", b"_every_tokens", "every_tokens", b"every_tokens", "recovery_time_target", b"recovery_time_target"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_every_tokens", b"_every_tokens", "every_tokens", b"every_tokens", "on_turn_end", b"on_turn_end", "recovery_time_target", b"recovery_time_target"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_every_tokens", b"_every_tokens", "every_tokens", b"every_tokens", "keep_last", b"keep_last", "on_turn_end", b"on_turn_end", "recovery_time_target", b"recovery_time_target"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__every_tokens: _TypeAlias = _typing.Literal["every_tokens"]  # noqa: Y015
     _WhichOneofArgType__every_tokens: _TypeAlias = _typing.Literal["_every_tokens", b"_every_tokens"]  # noqa: Y015
