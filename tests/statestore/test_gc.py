@@ -1,43 +1,18 @@
-"""Garbage collection: what goes, what stays, whose turn it is."""
+"""Garbage collection: what goes, and what stays."""
 
-from collections.abc import AsyncIterator
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
 from forkpoint.errors import BlobMissingError
-from forkpoint.ids import SessionName
-from forkpoint.statestore.base import Catalog
-from forkpoint.statestore.blobs import BlobStore
-from forkpoint.statestore.errors import BlobsCondemnedError, CollectedElsewhereError, StaleCollectorError
-from forkpoint.statestore.file.blobs import FileBlobs
 from forkpoint.statestore.gc import CollectorOptions
-from forkpoint.statestore.memory.blobs import MemoryBlobs
-from forkpoint.statestore.memory.catalog import MemoryCatalog
-from forkpoint.statestore.records import CheckpointRow, Pin
+from forkpoint.statestore.records import Pin
 from forkpoint.statestore.retention import Drop, RetentionPolicy
-from forkpoint.statestore.sqlite.catalog import SqliteCatalog
 from tests.support.collecting import POLICY, Yard, finish
-from tests.support.store import MARKER, ManualClock, name
+from tests.support.store import name
 
 SECOND_US = 1_000_000
 LAZY = CollectorOptions(POLICY, grace_seconds=100)
-
-
-@pytest.fixture(params=["memory", "files"])
-async def yard(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Yard]:
-    clock = ManualClock()
-    catalog: Catalog = MemoryCatalog(clock)
-    blobs: BlobStore = MemoryBlobs()
-    if request.param == "files":
-        catalog = SqliteCatalog(tmp_path / "catalog.sqlite", clock, synchronous="OFF")
-        blobs = FileBlobs(tmp_path / "blobs")
-    await catalog.open(MARKER)
-    await blobs.open()
-    yield Yard(catalog, blobs, clock)
-    await catalog.close()
-    await blobs.close()
 
 
 async def test_a_store_without_garbage_is_left_alone(yard: Yard) -> None:
@@ -284,116 +259,6 @@ async def test_a_manifest_that_cannot_be_read_stops_every_delete(yard: Yard) -> 
     await yard.save("s", 64, "healed")
     report = await yard.collect()
     assert (report.stopped, report.blobs_deleted) == ("", 1)
-
-
-async def test_one_collects_while_it_lives(yard: Yard) -> None:
-    first, second = yard.collector(holder="first"), yard.collector(holder="second")
-    await finish(first)
-    with pytest.raises(CollectedElsewhereError):
-        await finish(second)
-    assert second.election.other == "first"
-    for _ in range(4):
-        yard.clock.now_us += 15 * SECOND_US
-        await finish(first)
-        with pytest.raises(CollectedElsewhereError):
-            await finish(second)
-    yard.clock.now_us += 21 * SECOND_US
-    await finish(second)
-    with pytest.raises(CollectedElsewhereError):
-        await finish(first)
-    assert first.election.other == "second"
-    await second.election.resign()
-    await finish(first)
-
-
-async def test_a_collection_that_broke_off_is_finished_by_the_next(yard: Yard) -> None:
-    await yard.session()
-    await yard.save("s", 64)
-    named, lost = sorted(await yard.digests())[0], "ab" * 32
-    await yard.blobs.put(lost, b"left over")
-    tier = yard.blobs.tier
-    await yard.catalog.elect_collector(tier, "dead", 0)
-    await yard.catalog.condemn(tier, 1, [named, lost])
-    with pytest.raises(BlobsCondemnedError):
-        await yard.save("s", 64, "refused")
-    report = await yard.collect(yard.collector(LAZY))
-    assert report.blobs_deleted == 1, "what was condemned has had its grace"
-    assert await yard.catalog.list_condemned(tier, "", 9) == []
-    assert await yard.missing() == []
-    await yard.save("s", 64, "again")
-
-
-async def test_what_a_node_condemned_in_a_tier_of_its_own_is_absolved_once_it_is_gone(yard: Yard) -> None:
-    await yard.session()
-    await yard.save("s", 64)
-    digests = sorted(await yard.digests())
-    await yard.register("gone")
-    await yard.catalog.elect_collector("its own", "gone", 0)
-    await yard.catalog.condemn("its own", 1, digests)
-    collector = yard.collector()
-    await finish(collector)
-    yard.clock.now_us += 60 * SECOND_US
-    await finish(collector)
-    assert await yard.catalog.list_condemned("its own", "", 9) == digests, "it is still registered"
-    await yard.catalog.remove_node("gone")
-    await finish(collector)
-    yard.clock.now_us += 60 * SECOND_US
-    await finish(collector)
-    assert await yard.catalog.list_condemned("its own", "", 9) == []
-    with pytest.raises(StaleCollectorError):
-        await yard.catalog.absolve("its own", 1, digests)
-
-
-async def test_notes_of_absolutions_are_forgotten_a_collection_later(yard: Yard) -> None:
-    collector = yard.collector()
-    for index in range(4):
-        await yard.blobs.put(f"{index:02x}" * 32, b"x")
-        await finish(collector)
-    assert await yard.catalog.absolutions() == 4
-    await yard.session()
-    row = CheckpointRow(SessionName("w", "s"), "c", 1, 0, await root(yard), "n", True, 0)
-    with pytest.raises(BlobsCondemnedError):
-        await yard.catalog.put_checkpoint(row, b"m", 1, digests=["ee" * 32], since=2)
-    await yard.catalog.put_checkpoint(row, b"m", 1, digests=["ee" * 32], since=3)
-
-
-async def root(yard: Yard) -> bytes:
-    await yard.fork("s", "root", 0)
-    return (await yard.catalog.get_session(name("root"))).head_hash
-
-
-async def test_a_save_whose_blobs_are_collected_meanwhile_stores_them_again(yard: Yard) -> None:
-    await yard.session()
-    await yard.save("s", 64)
-    await yard.catalog.delete_checkpoint(name("s"), "c64")
-    collections: list[int] = []
-    inner_has, turns = yard.blobs.has, iter([True])
-
-    async def has(digest: str) -> bool:
-        found = await inner_has(digest)
-        if found and next(turns, False):
-            collections.append((await finish(yard.collector())).blobs_deleted)
-        return found
-
-    yard.blobs.has = has  # type: ignore[method-assign]
-    saved = await yard.save("s", 64, "again")
-    assert collections == [3]
-    assert await yard.missing() == []
-    assert not any(part.shared for part in saved.parts)
-    assert saved.bytes_stored > 0
-
-
-async def test_a_save_gives_up_on_a_collector_that_does_not_get_on(yard: Yard) -> None:
-    await yard.session()
-    await yard.save("s", 64)
-    tier = yard.blobs.tier
-    await yard.catalog.elect_collector(tier, "stuck", 0)
-    await yard.catalog.condemn(tier, 1, sorted(await yard.digests())[:1])
-    before = yard.clock.now_us
-    with pytest.raises(BlobsCondemnedError):
-        await yard.save("s", 64, "again")
-    assert yard.clock.now_us - before > 20 * SECOND_US
-    assert await yard.rows() == {"s/c64"}
 
 
 async def test_a_budget_drops_what_sessions_do_not_need(yard: Yard) -> None:
