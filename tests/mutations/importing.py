@@ -1,0 +1,56 @@
+"""Imports one module with a change in its source; the file stays as it is."""
+
+import sys
+from collections.abc import Sequence
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec, SourceFileLoader
+from importlib.util import spec_from_file_location
+from pathlib import Path
+from types import CodeType, ModuleType
+
+from tests.mutations.mutation import Mutation
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def mutated(mutation: Mutation) -> str:
+    """The file's text with the change. ValueError when the text to change is not there exactly once."""
+    text = (ROOT / mutation.path).read_text(encoding="utf-8")
+    if text.count(mutation.old) != 1:
+        raise ValueError(f"{mutation.name}: {mutation.path} holds the text to change {text.count(mutation.old)} times")
+    changed = text.replace(mutation.old, mutation.new)
+    compile(changed, mutation.path, "exec")
+    return changed
+
+
+class MutatingFinder(MetaPathFinder):
+    """Goes before all other finders, for one module."""
+
+    def __init__(self, mutation: Mutation) -> None:
+        self._mutation = mutation
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if fullname != self._mutation.module:
+            return None
+        place = str(ROOT / self._mutation.path)
+        return spec_from_file_location(fullname, place, loader=MutatingLoader(fullname, place, self._mutation))
+
+
+class MutatingLoader(SourceFileLoader):
+    """Compiles the changed text, past any cached bytecode."""
+
+    def __init__(self, fullname: str, path: str, mutation: Mutation) -> None:
+        super().__init__(fullname, path)
+        self._mutation = mutation
+
+    def get_code(self, fullname: str) -> CodeType:
+        code: CodeType = compile(mutated(self._mutation), self.path, "exec", dont_inherit=True)
+        return code
+
+
+def install(mutation: Mutation) -> None:
+    """From now on the module is imported with the change. It must not have been imported yet."""
+    assert mutation.module not in sys.modules, f"{mutation.module} is imported already"
+    sys.meta_path.insert(0, MutatingFinder(mutation))

@@ -1,0 +1,317 @@
+"""The mistakes. A change of the code that makes one of them impossible to write down replaces it by its like."""
+
+from typing import Final
+
+from tests.mutations.mutation import Mutation
+
+CRASH: Final = "tests/crash/test_crash.py"
+EVERY_CRASH: Final = f"{CRASH}::test_a_crash_at_any_operation_in_any_shape_keeps_everything_acknowledged"
+SIM: Final = "tests/sim/test_sim.py::test_every_promise_holds_in_every_run"
+EMBEDDED: Final = ("-k", "memory or sqlite")
+IN_MEMORY: Final = ("-k", "memory")
+
+DURABILITY: Final = (
+    Mutation(
+        "skip-fsync-of-a-commit",
+        "SQLite commits without syncing the WAL",
+        "statestore/sqlite/connection.py",
+        'db.pragma("synchronous", self._synchronous)',
+        'db.pragma("synchronous", "OFF")',
+        (EVERY_CRASH,),
+    ),
+    Mutation(
+        "acknowledge-before-commit",
+        "a call is answered inside its transaction, before COMMIT",
+        "statestore/sqlite/group.py",
+        "                    _attempt(db, call, alone=len(group) == 1)\n"
+        "        except BaseException as error:  # noqa: BLE001 - whatever it is, every caller must hear of it\n"
+        "            for call in group:\n                call.error = call.error or error\n"
+        "        for call in group:\n            call.settle()\n",
+        "                    _attempt(db, call, alone=len(group) == 1)\n                    call.settle()\n"
+        "                __import__('time').sleep(0.005)\n        except BaseException:\n            raise\n",
+        (EVERY_CRASH,),
+    ),
+    Mutation(
+        "skip-fsync-of-a-blob",
+        "a blob's content is not synced before its name is given",
+        "statestore/file/ops.py",
+        "            os.fdatasync(descriptor)\n",
+        "",
+        ("tests/statestore/test_file_syncs.py",),
+        fast=True,
+    ),
+    Mutation(
+        "skip-fsync-of-a-blobs-name",
+        "a blob's folder is not synced behind its rename",
+        "statestore/file/blobs.py",
+        "        facts = self._ops.facts(path)\n        self._sync(path.parent)\n",
+        "        facts = self._ops.facts(path)\n",
+        (EVERY_CRASH,),
+    ),
+    Mutation(
+        "has-without-durability",
+        "`has` says yes to a name that may not survive a crash",
+        "statestore/file/blobs.py",
+        "        if self._durable.get(path.name) != facts.mark:\n",
+        "        if False:\n",
+        ("tests/statestore/test_file_fence.py",),
+    ),
+    Mutation(
+        "manifest-before-blobs",
+        "a manifest is committed before its blobs are put",
+        "statestore/checkpoint.py",
+        "        new = await self._blobs.put(digest, *pieces)\n",
+        "        new = True\n        asyncio.get_running_loop().create_task(self._blobs.put(digest, *pieces))\n",
+        (EVERY_CRASH,),
+    ),
+)
+
+FENCING: Final = (
+    Mutation(
+        "skip-the-epoch-check",
+        "a call under an old epoch is not refused",
+        "statestore/rules.py",
+        "    if epoch != current:\n        raise StaleEpochError(str(name), epoch, current)\n",
+        "    return\n",
+        (SIM,),
+        fast=True,
+    ),
+    Mutation(
+        "skip-the-epoch-of-a-step",
+        "a step of a former owner is committed",
+        "statestore/memory/log.py",
+        "        if commit.epoch != stored.row.epoch:\n",
+        "        if commit.epoch > stored.row.epoch:\n",
+        (SIM,),
+    ),
+    Mutation(
+        "skip-the-epoch-of-a-step-in-sqlite",
+        "the same in SQLite",
+        "statestore/sqlite/step.py",
+        "    if commit.epoch != row.epoch:\n",
+        "    if commit.epoch > row.epoch:\n",
+        ("tests/conformance/test_log.py", *EMBEDDED),
+    ),
+    Mutation(
+        "keep-the-epoch",
+        "a new owner gets the old one's epoch",
+        "statestore/memory/sessions.py",
+        "owner=incarnation, epoch=epoch + 1,",
+        "owner=incarnation, epoch=epoch,",
+        (SIM,),
+    ),
+    Mutation(
+        "answer-from-memory",
+        "a node that lost a session answers for it from memory",
+        "server/session/claims.py",
+        "        check_epoch(live.name, live.epoch, row.epoch)\n",
+        "",
+        ("tests/session/test_stale_owner.py", *IN_MEMORY),
+    ),
+    Mutation(
+        "release-over-a-pause",
+        "a node that stops releases a session whose pause is under way",
+        "server/session/shutdown.py",
+        "        if live.suspect or self._core.lives.get(live.name) is not live:\n            return\n",
+        "",
+        ("tests/session/test_pause.py", "-k", "under_way and memory"),
+    ),
+)
+
+LOG: Final = (
+    Mutation(
+        "publish-before-commit",
+        "a client is shown a token before it is durable",
+        "server/session/loop.py",
+        "            outcomes = await self._core.catalog.commit_step([commit for _, commit in commits])\n",
+        "            from forkpoint.statestore.records import Kind\n"
+        "            rows = [live.row for live, _ in commits]\n"
+        "            for live, commit in commits:\n"
+        "                live.grow(commit.token_ids, Kind.GENERATED, b'')\n"
+        "            await asyncio.sleep(0.001)\n"
+        "            for (live, _), row in zip(commits, rows, strict=True):\n"
+        "                live.tail.cut(row.head)\n                live.row = row\n"
+        "            outcomes = await self._core.catalog.commit_step([commit for _, commit in commits])\n",
+        ("tests/session/test_store_failures.py", *IN_MEMORY),
+    ),
+    Mutation(
+        "forget-the-answer",
+        "the answer of a request id is not stored with its effect",
+        "statestore/memory/rows.py",
+        "        answers[answer_key(request)] = StoredAnswer(",
+        "        _ = StoredAnswer(",
+        (SIM,),
+    ),
+    Mutation(
+        "take-an-answer-twice",
+        "an append that another node executed is counted again",
+        "server/session/writers.py",
+        "            if outcome.start == live.head and not outcome.replayed:\n",
+        "            if True:\n",
+        ("tests/session/test_lost_tail.py", *IN_MEMORY),
+    ),
+    Mutation(
+        "trust-a-shorter-log",
+        "a node goes on from tokens that the store has lost",
+        "server/session/core.py",
+        "        if row.branch != live.row.branch or row.head >= live.head:\n",
+        "        if True:\n",
+        ("tests/session/test_lost_tail.py", *IN_MEMORY),
+    ),
+    Mutation(
+        "skip-the-expected-hash",
+        "a client whose log differs is not told",
+        "statestore/rules.py",
+        "    if expected_hash is not None and expected_hash != head_hash:\n",
+        "    if False:\n",
+        ("tests/conformance/test_log.py", *EMBEDDED),
+    ),
+    Mutation(
+        "hide-a-lost-tail",
+        "a store that knows less than its client says conflict, not loss",
+        "statestore/rules.py",
+        "        if position > max(head, rewound_from):\n",
+        "        if False:\n",
+        ("tests/conformance/test_log.py", *EMBEDDED),
+    ),
+    Mutation(
+        "skip-the-chain",
+        "a log is read without comparing its hash chain",
+        "statestore/logrecord.py",
+        "        elif stretch.chain is not None and stretch.chain.grid_hash != record.chain:\n",
+        "        elif False:\n",
+        ("tests/statestore/test_sqlite.py",),
+    ),
+)
+
+STATE: Final = (
+    Mutation(
+        "alias-a-slot",
+        "a fork uses its parent's KDA slot",
+        "server/engine/runner.py",
+        "        child = self._add(slot, full + copies, parent.consumed)\n",
+        "        child = self._add(parent.slot, full + copies, parent.consumed)\n",
+        ("tests/exactness/test_forks.py",),
+    ),
+    Mutation(
+        "share-a-partial-page",
+        "a fork appends to its parent's partial page",
+        "server/engine/runner.py",
+        "            self.tensors.copy_page(source, target)\n",
+        "            pass\n",
+        ("tests/exactness/test_forks.py",),
+    ),
+    Mutation(
+        "keep-the-image-of-another-branch",
+        "a child that was rewound starts from its fork's image",
+        "server/session/fork.py",
+        "        if image is None or image.branches[live.name] != live.row.branch:\n",
+        "        if image is None:\n",
+        ("tests/session/test_fork.py", *IN_MEMORY),
+    ),
+    Mutation(
+        "consume-a-token-twice",
+        "a restore replays from one token too early",
+        "server/session/restore.py",
+        "        live.consumed = live.needed_from = position\n",
+        "        live.consumed = live.needed_from = max(0, position - 1)\n",
+        (SIM,),
+        fast=True,
+    ),
+    Mutation(
+        "restore-off-the-chain",
+        "a checkpoint is found by its position alone",
+        "statestore/memory/catalog.py",
+        "if (row.grid_position, row.chain_hash) in wanted",
+        "if row.grid_position in {position for position, _ in wanted}",
+        (SIM,),
+    ),
+    Mutation(
+        "skip-the-content-digest",
+        "a blob's content is not compared with its name",
+        "statestore/codec.py",
+        "    if digest_of(raw) != digest:\n",
+        "    if False:\n",
+        ("tests/statestore/test_codec.py",),
+    ),
+    Mutation(
+        "skip-the-manifests-hash",
+        "a manifest's hash over itself is not compared",
+        "statestore/manifest.py",
+        "        if blake3(sealed.manifest).digest() != sealed.self_hash:\n",
+        "        if False:\n",
+        ("tests/statestore/test_checkpoint_store.py", "-k", "flipped"),
+    ),
+)
+
+COLLECTION: Final = (
+    Mutation(
+        "collect-without-grace",
+        "a blob is deleted when it is first seen unnamed",
+        "statestore/gc.py",
+        "if now - since >= self._options.grace_seconds]",
+        "if now >= since]",
+        ("tests/statestore/test_gc.py",),
+    ),
+    Mutation(
+        "skip-the-second-look",
+        "what was named since the mark is deleted all the same",
+        "statestore/gc.py",
+        "        await mark.catch_up()\n",
+        "",
+        ("tests/statestore/test_gc_interleavings.py",),
+    ),
+    Mutation(
+        "name-the-condemned",
+        "a manifest that names a condemned blob is committed",
+        "statestore/memory/collection.py",
+        "        if refused:\n            raise BlobsCondemnedError(refused)\n",
+        "",
+        ("tests/statestore/test_gc_interleavings.py",),
+    ),
+    Mutation(
+        "ignore-pins",
+        "a manifest that a restorer pinned is removed",
+        "statestore/memory/collection.py",
+        "        return named | {pin.key for pin in tables.pins.values()}\n",
+        "        return named\n",
+        ("tests/statestore/test_gc.py",),
+    ),
+    Mutation(
+        "delete-under-an-old-term",
+        "a collector that was replaced goes on deleting",
+        "statestore/memory/blobs.py",
+        "        if term < self._term:\n",
+        "        if False:\n",
+        ("tests/statestore/test_gc_interleavings.py",),
+    ),
+    Mutation(
+        "drop-the-last-ancestor",
+        "retention keeps no checkpoint only because a session needs it",
+        "statestore/retention.py",
+        "    if need is Keep.ANCESTOR:\n        return need\n",
+        "",
+        ("tests/statestore/test_retention.py",),
+    ),
+)
+
+STORE_NODES: Final = (
+    Mutation(
+        "answer-before-the-replica-has-it",
+        "the simulated Redis acknowledges REPLICATED before the replica has the write",
+        "tests/sim/store.py",
+        "ready if self.durability is Durability.REPLICATED else self._loop.time()",
+        "self._loop.time()",
+        (SIM,),
+    ),
+    Mutation(
+        "read-what-is-not-replicated",
+        "the simulated Redis shows REPLICATED readers what a failover may take back",
+        "tests/sim/store.py",
+        "            ready = max(ready, self._writes[-1].replicated)\n",
+        "            pass\n",
+        (SIM,),
+    ),
+)
+
+MUTATIONS: Final = (*DURABILITY, *FENCING, *LOG, *STATE, *COLLECTION, *STORE_NODES)
