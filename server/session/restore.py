@@ -7,7 +7,13 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Final
 
-from forkpoint.errors import BlobError, LogCorruptError, NotFoundError, StateIncompatibleError
+from forkpoint.errors import (
+    BlobError,
+    LogCorruptError,
+    NotFoundError,
+    StateIncompatibleError,
+    StoreUnavailableError,
+)
 from forkpoint.limits import TILE_TOKENS
 from forkpoint.parts import PartSpec
 from forkpoint.server.session.core import NodeCore
@@ -23,6 +29,9 @@ log = logging.getLogger(__name__)
 
 POINTS_PER_LOOKUP: Final = 512
 """Grid points asked for in one transaction, the newest first: 8,192 tokens."""
+REACH_AGAIN_SECONDS: Final = 5.0
+"""Once blobs did not answer, short logs are replayed without asking them for so long: one session waits for their
+timeout, not each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +41,14 @@ class Usable:
     row: ManifestRow
     manifest: Manifest
     exact: bool
+
+
+class _SilentBlobsError(Exception):
+    """The store of the blobs failed: the catalog may be well."""
+
+    def __init__(self, error: StoreUnavailableError) -> None:
+        super().__init__(str(error))
+        self.error = error
 
 
 class Restorer:
@@ -44,9 +61,12 @@ class Restorer:
             core.options.namespace, facts.model_digest, facts.tokenizer_digest, facts.layout_tag
         )
         self._pins = pins
+        self._silent_until = 0.0
+        """On our clock: until then no answer is expected of the blobs."""
 
     async def restore(self, live: LiveSession) -> Restored:
-        """Restore to the newest usable checkpoint at or below the head; below it when the session will sample.
+        """Restore to the newest usable checkpoint at or below the head; below it when the session will sample. While
+        the store of blobs does not answer, a session whose log is short is replayed from its start instead.
 
         Raises NodeCapacityError, LogCorruptError, StoreUnavailableError; then the session holds no sequence.
         """
@@ -59,8 +79,8 @@ class Restorer:
         damaged: set[tuple[str, int]] = set()
         while True:
             known, usable = await self._choose([p for p in points if 0 < p[0] <= limit], head, damaged)
-            if usable is None:
-                engine = self._core.engine
+            if usable is None or self._skips_blobs(head):
+                engine, usable = self._core.engine, None
                 sequence, size = await engine.call(engine.engine.create), 0
                 break
             known = await self._kept(live, known)
@@ -72,9 +92,20 @@ class Restorer:
                 damaged.add((usable.row.numerics_id, usable.row.grid_position))
                 self._core.counters.fallback_restores += 1
                 log.warning("%s: the checkpoint at %d is not usable: %s", live.name, usable.row.grid_position, error)
+            except _SilentBlobsError as silent:
+                self._silent_until = self._core.clock.monotonic() + REACH_AGAIN_SECONDS
+                if not self._skips_blobs(head):
+                    raise silent.error from silent
+                self._core.counters.fallback_restores += 1
+                log.warning("%s is replayed from its start: %s", live.name, silent.error)
         live.will_sample = True
         self._attach(live, tokens, points, sequence, usable, known)
         return await self._note(live, usable, head, size, len(damaged))
+
+    def _skips_blobs(self, head: int) -> bool:
+        """Whether replaying all of the log is short, and the blobs did not answer a moment ago."""
+        silent = self._core.clock.monotonic() < self._silent_until
+        return silent and head <= self._core.options.replay_limit_tokens
 
     async def _kept(self, live: LiveSession, known: set[int]) -> set[int]:
         """Those of `known` whose checkpoint is the session's own or an ancestor's: they stay while it needs them. One
@@ -150,8 +181,15 @@ class Restorer:
         self._core.counters.note_load(size, self._core.clock.monotonic() - began)
         return sequence, size
 
-    def _parts(self, usable: Usable, expected: tuple[PartSpec, ...]) -> AsyncGenerator[tuple[PartSpec, Buffer], None]:
-        return self._core.checkpoints.load(usable.row.manifest, expected, self._identity)
+    async def _parts(
+        self, usable: Usable, expected: tuple[PartSpec, ...]
+    ) -> AsyncGenerator[tuple[PartSpec, Buffer], None]:
+        try:
+            async with aclosing(self._core.checkpoints.load(usable.row.manifest, expected, self._identity)) as parts:
+                async for part in parts:
+                    yield part
+        except StoreUnavailableError as error:
+            raise _SilentBlobsError(error) from error
 
     def _attach(
         self,
