@@ -101,6 +101,7 @@ class FileBlobs:
         return await self._ask(self._sizes, [self._path(digest) for digest in digests])
 
     async def digests(self) -> AsyncIterator[str]:
+        await self._ask(self._check_home)
         for first in await self._ask(self._ops.names, self._root / "blobs"):
             for second in await self._ask(self._ops.names, self._root / "blobs" / first):
                 for name in await self._ask(self._ops.names, self._root / "blobs" / first / second):
@@ -189,7 +190,13 @@ class FileBlobs:
         try:
             return self._ops.read(path)
         except FileNotFoundError as error:
+            self._check_home()
             raise BlobMissingError(path.name) from error
+
+    def _check_home(self) -> None:
+        """Nothing is missing from a store that is not there: its disk may come back."""
+        if not self._ops.exists(self._root / "blobs"):
+            raise FileNotFoundError(errno.ENOENT, "the store's folder is gone", str(self._root))
 
     def _put(self, path: Path, pieces: tuple[Buffer, ...], overwrite: bool) -> bool:
         if not overwrite and self._has(path):
@@ -229,6 +236,7 @@ class FileBlobs:
         facts = self._ops.facts(path)
         if facts is None:
             self._durable.pop(path.name, None)
+            self._check_home()
             return False
         if self._durable.get(path.name) != facts.mark:
             self._make_durable_folder(path.parent)
@@ -255,6 +263,7 @@ class FileBlobs:
 
     def _delete(self, paths: list[Path], term: int) -> None:
         """Each folder is synced once, behind the last of its names."""
+        self._check_home()
         with self._fence.held(self._tier, term):
             for path in paths:
                 self._durable.pop(path.name, None)
@@ -265,6 +274,7 @@ class FileBlobs:
                     self._sync(folder)
 
     def _sizes(self, paths: list[Path]) -> list[int | None]:
+        self._check_home()
         found = (self._ops.facts(path) for path in paths)
         return [None if facts is None else facts.size for facts in found]
 
