@@ -99,7 +99,7 @@ class Claims:
         try:
             await self.end_generation(live, ending)
             yield
-        except (StoreUnavailableError, StoreFullError):
+        except (StoreUnavailableError, StoreFullError, SessionBusyError):
             self.doubt(live)
             raise
         finally:

@@ -126,6 +126,25 @@ async def test_a_generation_whose_end_was_lost_comes_to_it_again(memory: Running
     assert await memory.log(name) == KEPT + continuation(KEPT, 40, GREEDY)[0] + LATER
 
 
+async def test_a_rewind_ends_a_generation_whose_end_was_lost(memory: Running) -> None:
+    name = await memory.session("s")
+    await memory.append(name, KEPT)
+    memory.engine.step_pause = 0.002
+    read, task = memory.reading(GenerateCall(name, key("g"), max_tokens=40))
+    await until(lambda: len(read.tokens) > 5)
+    tables = replica(memory)
+    await task
+    fail_over(memory, tables)
+    async with asyncio.timeout(10):
+        while True:
+            try:
+                view = await memory.node.rewind(name, 3, key("r"))
+                break
+            except (SessionBusyError, UnavailableError):
+                await asyncio.sleep(0.01)
+    assert view.row.head == 3 and await memory.log(name) == KEPT[:3]
+
+
 async def test_an_append_that_another_node_executed_first_counts_once(site: Site) -> None:
     first = await site.node()
     await first.workflow()
