@@ -11,8 +11,8 @@ from forkpoint.errors import LogCorruptError, LogTailMissingError
 from forkpoint.ids import SessionName
 from forkpoint.limits import TILE_TOKENS
 from forkpoint.statestore.redis.access import Access, Head
-from forkpoint.statestore.redis.connection import Call
 from forkpoint.statestore.redis.hashes import chain_from
+from forkpoint.statestore.redis.pack import Command
 
 
 async def note(access: Access, name: SessionName, told: Sequence[Any]) -> Head | None:
@@ -40,15 +40,11 @@ async def learn(access: Access, names: Sequence[SessionName]) -> None:
 
 
 async def _ask(access: Access, names: Sequence[SessionName]) -> list[Sequence[Any]]:
-    calls = []
+    calls: list[tuple[str, Command]] = []
     for name in names:
         base = access.keys.workflow(name.workflow)
-        calls.append(Call(base, ("HMGET", f"{base}:session:{name.session}", "branch", "head", "chain")))
-    replies = await access.functions.connection.pipeline(calls)
-    for reply in replies:
-        if isinstance(reply, BaseException):
-            raise access.functions.error(reply) from reply
-    return replies
+        calls.append((base, ("HMGET", f"{base}:session:{name.session}", "branch", "head", "chain")))
+    return await access.functions.look_many(calls)
 
 
 def _head(told: Sequence[Any]) -> Head | None:

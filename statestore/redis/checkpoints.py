@@ -63,7 +63,7 @@ async def _check(access: Access, row: CheckpointRow, epoch: int) -> str:
     if log.chain_of(access, name, fetched, row.grid_position).grid_hash != row.chain_hash:
         raise PreconditionError(f"{name}: the checkpoint's chain hash at {row.grid_position} is not the log's")
     base = access.keys.workflow(name.workflow)
-    if await access.functions.connection.call(base, "EXISTS", f"{base}:checkpoint:{name.session}:{row.checkpoint}"):
+    if await access.functions.look(base, "EXISTS", f"{base}:checkpoint:{name.session}:{row.checkpoint}"):
         raise AlreadyExistsError(f"{name}/checkpoints/{row.checkpoint}")
     return fetched.branch
 
@@ -204,7 +204,7 @@ async def let_go(access: Access, workflow: str) -> None:
     """Take the references of removed rows. What fails here is left to the next removal in the workflow."""
     base = access.keys.workflow(workflow)
     try:
-        found = await access.functions.connection.call(base, "SMEMBERS", f"{base}:unreferenced")
+        found = await access.functions.look(base, "SMEMBERS", f"{base}:unreferenced")
         gone = [bytes(member).decode() for member in found]
         pairs = [member.split("\n", 1) for member in gone]
         await manifests.drop_references(access, [(manifest_key_of(key), reference) for key, reference in pairs])

@@ -24,6 +24,8 @@ REDIRECTS_MAX: Final = 8
 """Times that one command may be sent elsewhere while slots move."""
 SCAN_COUNT: Final = 1000
 """Keys that a server looks at in one step of a scan: about a quarter of a millisecond."""
+MARK_MS: Final = 365 * 24 * 3600 * 1000
+"""How long the key stays that confirmations write to."""
 TRY_AGAIN_SECONDS: Final = 0.05
 """Pause before a command whose keys are just moving is sent again; doubled each time."""
 
@@ -38,12 +40,19 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Confirmation:
-    """What must follow a write on its connection before it counts."""
+    """What must follow a call on its connection before it counts: also a read, since a primary shows what its replicas
+    may not have yet, and a write that found its answer stored by an earlier one."""
 
     command: Command
     """WAIT or WAITAOF."""
     seconds: float
     """How long it may block."""
+
+    @staticmethod
+    def mark(key: str) -> list[Command]:
+        """Commands that write something of their own. WAIT counts what its own connection wrote; this comes after
+        everything that was seen before. The second one works also when memory is full."""
+        return [("SET", key, "", "NX"), ("PEXPIRE", key, MARK_MS)]
 
     def problem(self, reply: Reply) -> str | None:
         """Why the reply is too little; None when it is enough."""
@@ -219,7 +228,7 @@ class RedisConnection:
     ) -> None:
         """Send the calls numbered in `part` to one server and fill in their replies."""
         try:
-            got = await self._exchange(address, [calls[index].command for index in part], confirm)
+            got = await self._exchange(address, [calls[index] for index in part], confirm)
         except StoreUnavailableError as error:
             self._stale = self._slots is not None
             got = [error] * len(part)
@@ -231,23 +240,25 @@ class RedisConnection:
                 replies[index] = await self._ask(reply, calls[index], confirm)
 
     async def _exchange(
-        self, address: tuple[str, int], commands: Sequence[Command], confirm: Confirmation | None
+        self, address: tuple[str, int], calls: Sequence[Call], confirm: Confirmation | None
     ) -> list[Reply]:
-        server = self._server_at(address)
+        server, commands = self._server_at(address), [call.command for call in calls]
         if confirm is None:
             return await server.exchange(commands)
-        *replies, confirmed = await server.exchange([*commands, confirm.command], confirm.seconds)
-        problem = confirm.problem(confirmed)
+        commands += [*confirm.mark(f"{calls[0].key}:confirm"), confirm.command]
+        *replies, marked, confirmed = await server.exchange(commands, confirm.seconds)
+        problem = confirm.problem(confirmed) if marked == 1 else "nothing could be written to wait for"
+        replies = replies[: len(calls)]
         if problem is None:
             return replies
-        short = StoreUnavailableError(self.shown, f"written, but {problem} after {confirm.seconds} s; it may be lost")
+        short = StoreUnavailableError(self.shown, f"done, but {problem} after {confirm.seconds} s; it may be lost")
         return [reply if isinstance(reply, BaseException) else short for reply in replies]
 
     async def _ask(self, error: AskError, call: Call, confirm: Confirmation | None) -> Reply:
         """The key is just moving: its new server takes this one command."""
         try:
             target = (str(error.host), int(error.port))
-            return (await self._exchange(target, [("ASKING",), call.command], confirm))[1]
+            return (await self._exchange(target, [Call(call.key, ("ASKING",)), call], confirm))[1]
         except StoreUnavailableError as unavailable:
             return unavailable
 

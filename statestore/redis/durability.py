@@ -102,7 +102,7 @@ class DurabilityGate:
         return self.reached
 
     def confirmation(self) -> Confirmation | None:
-        """What must follow every write."""
+        """What must follow every call."""
         url = self._url
         seconds = url.wait_ms / 1000
         if url.waitaof:

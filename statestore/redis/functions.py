@@ -13,6 +13,7 @@ from forkpoint.statestore.records import RequestKey
 from forkpoint.statestore.redis.connection import Call, Confirmation, RedisConnection
 from forkpoint.statestore.redis.failures import failure, function_is_missing
 from forkpoint.statestore.redis.lualib import prefix, source
+from forkpoint.statestore.redis.pack import Command
 from forkpoint.statestore.redis.server import Reply
 
 Argument = bytes | str | int
@@ -67,7 +68,7 @@ class Functions:
     def __init__(self, connection: RedisConnection, clock: Clock) -> None:
         self.connection = connection
         self.confirm: Confirmation | None = None
-        """What must follow every write."""
+        """What must follow every call."""
         self._clock = clock
 
     async def load_everywhere(self) -> None:
@@ -107,13 +108,25 @@ class Functions:
             raise RequestIdReusedError("" if request is None else request.request_id)
         raise Refusal(status, reply[1:])
 
+    async def look(self, base: str, *command: bytes | str | int) -> Reply:
+        """Read with a plain command. Raises StoreUnavailableError."""
+        (reply,) = await self.look_many([(base, command)])
+        return reply
+
+    async def look_many(self, commands: Sequence[tuple[str, Command]]) -> list[Reply]:
+        """As look, many at once. Raises the first error of any."""
+        replies = await self.connection.pipeline([Call(*command) for command in commands], self.confirm)
+        for reply in replies:
+            if isinstance(reply, BaseException):
+                raise self.error(reply) from reply
+        return replies
+
     async def run(self, calls: Sequence[FunctionCall]) -> list[Reply]:
         """Call many functions in pipelines; errors are values. Loads the library where it is missing."""
         replies: list[Reply] = [None] * len(calls)
         waiting = list(range(len(calls)))
-        confirm = self.confirm if any(call.writes for call in calls) else None
         for _ in range(LOADS_MAX):
-            got = await self.connection.pipeline([calls[index].as_call() for index in waiting], confirm)
+            got = await self.connection.pipeline([calls[index].as_call() for index in waiting], self.confirm)
             for index, reply in zip(waiting, got, strict=True):
                 replies[index] = reply
             waiting = [index for index in waiting if function_is_missing(replies[index])]

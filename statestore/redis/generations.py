@@ -156,7 +156,7 @@ async def find(access: Access, name: SessionName, generation: str) -> Generation
     """A generation, also of a deleted session. Raises NotFoundError."""
     base = access.keys.workflow(name.workflow)
     key = f"{base}:generation:{name.session}:{generation}"
-    return _row(name, generation, await access.functions.connection.call(base, "HGETALL", key))
+    return _row(name, generation, await access.functions.look(base, "HGETALL", key))
 
 
 async def list_own(access: Access, name: SessionName) -> list[GenerationRow]:

@@ -81,7 +81,7 @@ async def _fetch_rest(
     for branch, begin, cut in remaining:
         begin = max(begin, start)
         while begin < min(stop, cut):
-            found = await access.functions.connection.call(
+            found = await access.functions.look(
                 base, "XRANGE", f"{base}:log:{branch}", f"{begin}-0", f"{min(stop, cut)}-0", "COUNT", ROOM
             )
             for entry, values in found:

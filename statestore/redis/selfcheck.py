@@ -7,7 +7,6 @@ from typing import Any, Final
 
 from forkpoint.statestore.findings import Finding, Severity
 from forkpoint.statestore.redis.access import Access
-from forkpoint.statestore.redis.connection import Call
 from forkpoint.statestore.redis.hashes import checkpoint_of, fields_of, manifest_key_text
 from forkpoint.statestore.redis.keys import PREFIX
 
@@ -46,7 +45,7 @@ async def walk(access: Access) -> AsyncIterator[Finding]:
     after the other, may show."""
     keys = await _scan(access)
     store = access.keys.store
-    listed = {name.decode() for name in await access.functions.connection.call(store, *_all(f"{store}:workflows"))}
+    listed = {name.decode() for name in await access.functions.look(store, *_all(f"{store}:workflows"))}
     for workflow in sorted(keys.workflows | keys.sessions.keys()):
         if workflow not in listed:
             yield _error("BAD_INDEX", f"workflows/{workflow}", "it is on no list of workflows")
@@ -86,11 +85,8 @@ async def _scan(access: Access) -> FoundKeys:
 async def _pipeline(access: Access, base: str, commands: Sequence[tuple[str | int, ...]]) -> list[Any]:
     replies: list[Any] = []
     for first in range(0, len(commands), TOGETHER):
-        calls = [Call(base, command) for command in commands[first : first + TOGETHER]]
-        replies += await access.functions.connection.pipeline(calls)
-    for reply in replies:
-        if isinstance(reply, BaseException):
-            raise access.functions.error(reply) from reply
+        calls = [(base, command) for command in commands[first : first + TOGETHER]]
+        replies += await access.functions.look_many(calls)
     return replies
 
 
@@ -101,7 +97,7 @@ async def _check_workflow(access: Access, workflow: str, keys: FoundKeys) -> Asy
     indices = await _pipeline(access, base, [_all(f"{base}:{name}") for name in ("sessions", "live", "open")])
     listed, live, generating = ({bytes(name).decode() for name in index} for index in indices)
     sessions = await _load_sessions(access, base, sorted(keys.sessions[workflow]))
-    flat = await access.functions.connection.call(base, "HGETALL", f"{base}:branches")
+    flat = await access.functions.look(base, "HGETALL", f"{base}:branches")
     branches = {name: value.decode().split(" ") for name, value in fields_of(flat).items()}
     for name in sorted(listed ^ sessions.keys()):
         yield _error("BAD_INDEX", f"{where}/sessions/{name}", "row and list of sessions do not agree")
@@ -196,10 +192,8 @@ async def _check_checkpoints(
 async def _check_listing(access: Access, workflow: str, generates: bool) -> AsyncIterator[Finding]:
     """A workflow with open generations is on the store's list of such."""
     base, store = access.keys.workflow(workflow), access.keys.store
-    token = bytes(await access.functions.connection.call(base, "HGET", f"{base}:workflow", "listed") or b"").decode()
-    there = token and await access.functions.connection.call(
-        store, "SISMEMBER", f"{store}:generating", f"{workflow} {token}"
-    )
+    token = bytes(await access.functions.look(base, "HGET", f"{base}:workflow", "listed") or b"").decode()
+    there = token and await access.functions.look(store, "SISMEMBER", f"{store}:generating", f"{workflow} {token}")
     if (generates or token) and not there:
         yield _error("BAD_INDEX", f"workflows/{workflow}", "its open generations are on no list")
 
@@ -208,13 +202,11 @@ async def _check_references(access: Access, manifests: Sequence[str]) -> AsyncIt
     """A reference that no checkpoint holds is what a crash left between the two steps of a put."""
     store = access.keys.store
     for key in manifests:
-        for member in await access.functions.connection.call(store, "SMEMBERS", f"{store}:references:{key}"):
+        for member in await access.functions.look(store, "SMEMBERS", f"{store}:references:{key}"):
             reference = bytes(member).decode()
             workflow, session, checkpoint, _ = reference.split(" ")
             base = access.keys.workflow(workflow)
-            held = await access.functions.connection.call(
-                base, "HGET", f"{base}:checkpoint:{session}:{checkpoint}", "reference"
-            )
+            held = await access.functions.look(base, "HGET", f"{base}:checkpoint:{session}:{checkpoint}", "reference")
             if held != member:
                 where, detail = f"manifest {key}", f"it is kept for {reference!r}, which does not exist"
                 yield Finding(Severity.WARNING, "LEAKED_REFERENCE", where, detail)

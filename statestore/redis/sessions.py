@@ -58,7 +58,7 @@ async def create(access: Access, new: NewSession, request: RequestKey | None) ->
 async def load(access: Access, name: SessionName) -> StoredSession:
     """The session, deleted or not. Raises NotFoundError."""
     base = access.keys.workflow(name.workflow)
-    flat = await access.functions.connection.call(base, "HGETALL", f"{base}:session:{name.session}")
+    flat = await access.functions.look(base, "HGETALL", f"{base}:session:{name.session}")
     if not flat:
         raise NotFoundError(str(name))
     return session_of(name, fields_of(flat))
@@ -103,7 +103,7 @@ def _listed(workflow: str, found: Sequence[Any]) -> SessionRow:
 
 async def list_open_generations(access: Access) -> list[SessionRow]:
     """Catalog.list_open_generations. Workflows that have none any more are taken off the list on the way."""
-    listed = await access.functions.connection.call(access.keys.store, "SMEMBERS", f"{access.keys.store}:generating")
+    listed = await access.functions.look(access.keys.store, "SMEMBERS", f"{access.keys.store}:generating")
     entries = [bytes(entry).decode() for entry in listed]
     names = sorted({entry.partition(" ")[0] for entry in entries})
     replies = await access.functions.read_many([(access.keys.workflow(name), "list_open", ()) for name in names])

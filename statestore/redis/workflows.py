@@ -7,7 +7,6 @@ from typing import Final
 from forkpoint.errors import NotFoundError
 from forkpoint.statestore.records import RequestKey, WorkflowRow
 from forkpoint.statestore.redis.access import Access
-from forkpoint.statestore.redis.connection import Call
 from forkpoint.statestore.redis.functions import Refusal
 from forkpoint.statestore.redis.hashes import fields_of, workflow_of
 from forkpoint.statestore.redis.refusals import workflow_error
@@ -78,13 +77,9 @@ async def delete(access: Access, workflow: str) -> None:
 async def load(access: Access, workflows: list[str]) -> list[WorkflowRow | None]:
     """Rows, also of deleted workflows; None where there is none."""
     bases = [access.keys.workflow(name) for name in workflows]
-    replies = await access.functions.connection.pipeline(
-        [Call(base, ("HGETALL", f"{base}:workflow")) for base in bases]
-    )
+    replies = await access.functions.look_many([(base, ("HGETALL", f"{base}:workflow")) for base in bases])
     rows: list[WorkflowRow | None] = []
     for name, reply in zip(workflows, replies, strict=True):
-        if isinstance(reply, BaseException):
-            raise access.functions.error(reply) from reply
         rows.append(workflow_of(name, fields_of(reply)) if reply else None)
     return rows
 
@@ -93,9 +88,7 @@ async def pages(access: Access, start: str = "-") -> AsyncIterator[list[str]]:
     """Names of all workflows that were ever created, ascending. `start`: as ZRANGE BYLEX takes it."""
     index = f"{access.keys.store}:workflows"
     while True:
-        found = await access.functions.connection.call(
-            access.keys.store, "ZRANGE", index, start, "+", "BYLEX", "LIMIT", 0, PAGE
-        )
+        found = await access.functions.look(access.keys.store, "ZRANGE", index, start, "+", "BYLEX", "LIMIT", 0, PAGE)
         names = [bytes(name).decode() for name in found]
         if names:
             yield names
