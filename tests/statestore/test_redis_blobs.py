@@ -372,6 +372,23 @@ async def test_a_stalled_server_costs_its_callers_a_timeout_and_nobody_else_anyt
         assert await blobs.get(OTHER) == FRAME
 
 
+async def test_a_server_that_takes_connections_and_never_answers_is_told_in_time() -> None:
+    async def swallow(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while await reader.read(1 << 16):
+            continue
+        writer.close()
+
+    listener = await asyncio.start_server(swallow, "127.0.0.1", 0)
+    port = listener.sockets[0].getsockname()[1]
+    blobs = RedisBlobs(parse_redis_url("blobs", f"redis://127.0.0.1:{port}?timeout=0.3&connect_timeout=0.3"))
+    async with asyncio.timeout(20):
+        with pytest.raises(StoreUnavailableError):
+            await blobs.open()
+    await blobs.close()
+    listener.close()
+    await listener.wait_closed()
+
+
 async def test_what_is_no_digest_names_no_key(blobs: RedisBlobs) -> None:
     for digest in ("", "A" * 64, "a" * 63, "a" * 64 + "\n", "*" * 64):
         for call in (blobs.put(digest, b"x"), blobs.get(digest), blobs.replace(digest, b"x"), blobs.delete([digest])):
