@@ -99,9 +99,9 @@ class Collector:
         if report.stopped:
             await self._absolve(left)
             return
-        named = [digest for digest in left if bytes.fromhex(digest) in mark.named]
-        await self._absolve(named)
-        doomed = [*(digest for digest in left if digest not in set(named)), *await self._find_unnamed(report, mark)]
+        await self._absolve([digest for digest in left if bytes.fromhex(digest) in mark.named])
+        unnamed = [digest for digest in left if bytes.fromhex(digest) not in mark.named]
+        doomed = list(dict.fromkeys([*unnamed, *await self._find_unnamed(report, mark)]))
         for offset in range(0, len(doomed), BATCH):
             await self._remove(report, mark, doomed[offset : offset + BATCH])
             yield

@@ -6,7 +6,7 @@ from forkpoint.ids import SessionName
 from forkpoint.statestore.errors import BlobsCondemnedError, CollectedElsewhereError, StaleCollectorError
 from forkpoint.statestore.gc import CollectorOptions
 from forkpoint.statestore.records import CheckpointRow
-from tests.support.collecting import POLICY, Yard, finish
+from tests.support.collecting import EAGER, POLICY, Yard, finish
 from tests.support.store import name
 
 SECOND_US = 1_000_000
@@ -33,7 +33,8 @@ async def test_one_collects_while_it_lives(yard: Yard) -> None:
     await finish(first)
 
 
-async def test_a_collection_that_broke_off_is_finished_by_the_next(yard: Yard) -> None:
+@pytest.mark.parametrize("options", [LAZY, EAGER], ids=["lazy", "eager"])
+async def test_a_collection_that_broke_off_is_finished_by_the_next(yard: Yard, options: CollectorOptions) -> None:
     await yard.session()
     await yard.save("s", 64)
     named, lost = sorted(await yard.digests())[0], "ab" * 32
@@ -43,7 +44,7 @@ async def test_a_collection_that_broke_off_is_finished_by_the_next(yard: Yard) -
     await yard.catalog.condemn(tier, 1, [named, lost])
     with pytest.raises(BlobsCondemnedError):
         await yard.save("s", 64, "refused")
-    report = await yard.collect(yard.collector(LAZY))
+    report = await yard.collect(yard.collector(options))
     assert report.blobs_deleted == 1, "what was condemned has had its grace"
     assert await yard.catalog.list_condemned(tier, "", 9) == []
     assert await yard.missing() == []

@@ -106,7 +106,8 @@ class Site:
         )
         lease = (lambda: SqliteCatalog(self.folder / "catalog.db")) if own_lease else None
         store = CheckpointStore(faults.port, self.blobs)
-        node = Node(faults.port, store, engine, ByteCodec(), options, marker, clock, lease)
+        tiers = [self.blobs]
+        node = Node(faults.port, store, engine, ByteCodec(), options, marker, clock, lease, tiers=tiers)
         await node.start()
         running = Running(self, node, engine, catalog, options, faults)
         self.nodes.append(running)
