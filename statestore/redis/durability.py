@@ -13,7 +13,7 @@ from forkpoint.statestore.redis.pack import Command
 from forkpoint.statestore.redis.server import Reply, exchange_on
 from forkpoint.statestore.redis.url import RedisUrl
 
-QUESTIONS: Final[Sequence[Command]] = (("INFO",), ("CONFIG", "GET", "appendfsync"))
+QUESTIONS: Final[Sequence[Command]] = (("INFO",), ("CONFIG", "GET", "appendfsync", "no-appendfsync-on-rewrite"))
 REDIS_LEAST: Final = (7, 0)
 """Functions."""
 VALKEY_LEAST: Final = (8, 0)
@@ -32,6 +32,8 @@ class ServerFacts:
     append_only: bool
     appendfsync: str | None
     """None: it hides its CONFIG."""
+    sync_pauses: bool
+    """no-appendfsync-on-rewrite: nothing is synced while a child process rewrites a file."""
     policy: str
     """maxmemory-policy; "" when it doesn't say."""
 
@@ -42,15 +44,17 @@ def parse_facts(info: Reply, config: Reply) -> ServerFacts:
     fields = dict(line.split(":", 1) for line in lines if ":" in line and not line.startswith("#"))
     product = fields.get("server_name", "redis")
     version = fields.get("valkey_version") or fields.get("redis_version", "0")
-    appendfsync = None
-    if not isinstance(config, BaseException) and len(config) == 2:
-        appendfsync = bytes(config[1]).decode()
+    settings: dict[bytes, bytes] = {}
+    if not isinstance(config, BaseException):
+        settings = dict(zip(config[::2], config[1::2], strict=True))
+    appendfsync = settings.get(b"appendfsync")
     return ServerFacts(
         product,
         tuple(int(part) for part in version.split(".") if part.isdigit()),
         fields.get("role", ""),
         fields.get("aof_enabled", "0").strip() == "1",
-        appendfsync,
+        None if appendfsync is None else appendfsync.decode(),
+        settings.get(b"no-appendfsync-on-rewrite") == b"yes",
         fields.get("maxmemory_policy", "").strip(),
     )
 
@@ -138,4 +142,6 @@ class DurabilityGate:
             return Durability.MEMORY, "it hides CONFIG: say appendfsync=always in the URL if that is how it is set"
         if fsync != "always":
             return Durability.MEMORY, f"appendfsync is {fsync}"
+        if facts.sync_pauses:
+            return Durability.MEMORY, "no-appendfsync-on-rewrite is yes"
         return Durability.LOCAL_FSYNC, "appendonly is yes and appendfsync is always"

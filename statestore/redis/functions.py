@@ -72,9 +72,9 @@ class Functions:
         self._clock = clock
 
     async def load_everywhere(self) -> None:
-        """Load the library on every server that lacks it."""
-        for reply in await self.connection.each_primary("FUNCTION", "LOAD", "REPLACE", source()):
-            assert reply is not None
+        """Load the library when a server lacks it: replicas and files get a copy each time."""
+        if not all(await self.connection.each_primary("FUNCTION", "LIST", "LIBRARYNAME", prefix())):
+            await self.connection.each_primary("FUNCTION", "LOAD", "REPLACE", source())
 
     async def read(self, base: str, name: str, *arguments: Argument) -> Reply:
         """Call a function that writes nothing. Raises StoreUnavailableError."""

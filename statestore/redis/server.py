@@ -69,6 +69,7 @@ class RedisServer:
             kind: Any = SSLConnection if url.tls else Connection
             return ConnectionPool(connection_class=kind, host=host, port=port, **settings, **secure)
         shared = {"socket_timeout": url.timeout, "socket_connect_timeout": url.connect_timeout, **secure}
+        shared |= {"username": url.sentinel_username, "password": url.sentinel_password}
         if url.tls is not None:
             shared["ssl"] = True
         make_sentinel: Any = Sentinel

@@ -37,7 +37,7 @@ class TlsOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RedisUrl:
-    """A parsed URL. Everything from `namespace` on is an option of that name."""
+    """A parsed URL. Everything from `sentinel_username` on is an option of that name."""
 
     shown: str
     """Scheme, hosts and path: what errors and logs may print. Holds no password."""
@@ -48,6 +48,9 @@ class RedisUrl:
     username: str | None = None
     password: str | None = None
     tls: TlsOptions | None = None
+    sentinel_username: str | None = None
+    sentinel_password: str | None = None
+    """What the Sentinels ask for; user and password of the URL are the servers'."""
     namespace: str = "default"
     """For tools that open a store without a marker of their own."""
     durability: Durability | None = None
@@ -101,6 +104,8 @@ def parse_redis_url(key: str, url: str) -> RedisUrl:
         username=unquote(username) or None,
         password=unquote(password) or None,
         tls=options.tls() if secure else None,
+        sentinel_username=options.text("sentinel_username") if sentinel else None,
+        sentinel_password=options.text("sentinel_password") if sentinel else None,
         namespace=options.text("namespace") or "default",
         durability=options.durability(),
         wait=options.number("wait", 0, 0, 64),

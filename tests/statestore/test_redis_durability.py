@@ -32,6 +32,7 @@ def facts(**changed: object) -> ServerFacts:
         "role": "master",
         "append_only": True,
         "appendfsync": "always",
+        "sync_pauses": False,
         "policy": "noeviction",
         **changed,
     }
@@ -48,6 +49,7 @@ def gate(query: str = "") -> DurabilityGate:
         ("", facts(), Durability.LOCAL_FSYNC),
         ("", facts(appendfsync="everysec"), Durability.MEMORY),
         ("", facts(append_only=False), Durability.MEMORY),
+        ("", facts(sync_pauses=True), Durability.MEMORY),
         ("", facts(appendfsync=None), Durability.MEMORY),
         ("appendfsync=always", facts(appendfsync=None), Durability.LOCAL_FSYNC),
         ("appendfsync=always", facts(appendfsync="no"), Durability.MEMORY),
@@ -108,6 +110,12 @@ async def test_settings_of_a_real_server_are_read(server: RedisServerProcess) ->
     server.command("CONFIG", "SET", "appendfsync", "always")
     async with opened(server.url("durability=local_fsync")) as catalog:
         assert catalog.durability is Durability.LOCAL_FSYNC
+    server.command("CONFIG", "SET", "no-appendfsync-on-rewrite", "yes")
+    async with opened(server.url()) as catalog:
+        assert (catalog.durability, catalog.durability_reason) == (
+            Durability.MEMORY,
+            "no-appendfsync-on-rewrite is yes",
+        )
 
 
 async def test_an_evicting_server_is_refused_also_one_that_takes_over_later(server: RedisServerProcess) -> None:

@@ -37,6 +37,8 @@ def test_plain_urls_speak_no_tls_and_secure_ones_verify(scheme: str) -> None:
 def test_sentinels_are_asked_for_a_service() -> None:
     url = parsed("redis+sentinel://a,b:5/prime/2")
     assert (url.hosts, url.service, url.db) == ((("a", 26379), ("b", 5)), "prime", 2)
+    asked = parsed("redis+sentinel://:pw@a/prime?sentinel_password=other")
+    assert (asked.password, asked.sentinel_username, asked.sentinel_password) == ("pw", None, "other")
 
 
 def test_options_are_read() -> None:
@@ -57,6 +59,7 @@ def test_options_are_read() -> None:
         ("h#f", "fragment"),
         ("h?nonsense=1", "no option 'nonsense'"),
         ("h?ca=/ca", "no option 'ca'"),
+        ("h?sentinel_password=x", "no option 'sentinel_password'"),
         ("h?wait=-1", "wait is '-1'"),
         ("h?wait=x", "wait is 'x'"),
         ("h?timeout=0", "timeout is '0'"),
