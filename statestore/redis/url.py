@@ -175,7 +175,9 @@ class _Options:
         return text
 
     def durability(self) -> Durability | None:
-        text = self.one_of("durability", tuple(known.value.lower() for known in Durability))
+        text, known = self.text("durability"), [durability.value for durability in Durability]
+        if text is not None and text.upper() not in known:
+            raise self._wrong("durability", text, f"one of {', '.join(known).lower()}")
         return None if text is None else Durability[text.upper()]
 
     def tls(self) -> TlsOptions:
