@@ -25,6 +25,18 @@ RAW_BYTES_MAX: Final = 256 * 1024 * 1024
 PAYS: Final = 0.95
 """A codec is kept when it leaves at most this share; below that, reading back costs more than the bytes saved."""
 ZSTD_LEVEL: Final = 1
+PLANE_ZSTD: Final = zstandard.ZstdCompressionParameters(
+    window_log=17,
+    hash_log=6,
+    chain_log=6,
+    search_log=1,
+    min_match=7,
+    target_length=0,
+    strategy=zstandard.STRATEGY_FAST,
+    write_content_size=True,
+)
+"""For a plane of exponents: its entropy is low and only runs repeat. The short matches that level 1 finds by chance are
+no gain: looking for long ones only, and barely, took 0.4 of its time and left 0.88 of its bytes."""
 ZSTD_SHRINKS_MAX: Final = 32_768
 """zstd's shortest block is 4 bytes and stands for 128 KiB at most, so no payload holds more than this many times its
 own bytes."""
@@ -153,7 +165,7 @@ def _pack(codec: Codec, view: memoryview, item_bytes: int) -> tuple[Buffer, ...]
     if codec is Codec.ZSTD:
         return (_zstd(view),)
     *low, top = split(view, item_bytes)
-    return (*low, _zstd(top))
+    return (*low, zstandard.ZstdCompressor(compression_params=PLANE_ZSTD).compress(top))
 
 
 def _zstd(data: Buffer) -> bytes:
