@@ -88,3 +88,24 @@ async def test_a_server_whose_redis_is_not_there_says_so_instead_of_waiting(tmp_
                         raise AssertionError("it serves")
             assert str(port) in str(error.value)
         redis.resume()
+
+
+async def test_a_state_whose_parts_lie_in_different_tiers_is_the_same_state(tmp_path: Path) -> None:
+    with redis_server(PRODUCT) as redis:
+        url = f"host://1MiB file://{tmp_path}/near {redis.url()}"
+        async with asyncio.timeout(60), served(tmp_path / "data", blobs=url, durability="memory") as site:
+            await filled(site)
+        near = sorted(path for path in (tmp_path / "near" / "blobs").rglob("*") if path.is_file())
+        assert len(near) >= 4
+        for path in near[::2]:
+            path.unlink()
+        async with (
+            asyncio.timeout(60),
+            served(tmp_path / "data", workflow=False, blobs=url, durability="memory") as again,
+        ):
+            session = again.client.sessions.open("workflows/w/sessions/s")
+            resumed = await session.resume()
+            assert (resumed.restored_tokens, resumed.exact) == (96, True)
+            more = await session.generate(max_tokens=30).result()
+            assert more.token_ids == continuation(TEXT.encode(), 70, GREEDY)[0][40:]
+            assert again.running.node.counters.fallback_restores == 0
