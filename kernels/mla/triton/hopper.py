@@ -19,8 +19,8 @@ and factor of the even page are there), `weighed` (p of a page is there, and all
 pages is filled up with the last one once more: it counts as one behind the last position, and a page without a key for
 a row changes no bit of it.
 
-With 96 heads on an H200 the tensor cores are busy 65 % of the cycles (ncu), at 1.64 GHz, which is what 700 W leave of
-1.98. A quarter of the rows that they multiply do not exist. ADR 0008 says what else was tried.
+With 96 heads on an H200 the tensor cores are busy 65 % of the cycles (ncu); a quarter of the rows that they multiply
+do not exist. ADR 0008 says what else was tried.
 """
 
 from triton.experimental import gluon
