@@ -74,7 +74,8 @@ def variants() -> Iterator[tuple[str, Shapes]]:
     yield "prepare and step, 2 warps", replace(PINNED, prepare_warps=2, step_warps=2)
     for values, warps, stages in ((64, 4, 2), (64, 4, 4), (128, 8, 3), (32, 4, 3), (32, 2, 3)):
         name = f"recur BV {values}, {warps} warps, {stages} stages"
-        yield name, replace(PINNED, recur_values=values, recur_warps=warps, recur_stages=stages)
+        yield name, replace(PINNED, hopper=False, recur_values=values, recur_warps=warps, recur_stages=stages)
+    yield "hopper, 3 stages", replace(PINNED, hopper_stages=3)
     for values, warps in ((32, 2), (32, 4), (128, 8)):
         yield f"read BV {values}, {warps} warps", replace(PINNED, read_values=values, read_warps=warps)
 

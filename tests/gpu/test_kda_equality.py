@@ -1,6 +1,7 @@
 """KDA on a GPU: decode, prefill and every mix of them have one prefill's bits, whatever the block shapes."""
 
 import random
+from dataclasses import replace
 from typing import Final
 
 import pytest
@@ -18,7 +19,12 @@ from tests.support.triton_kda import feed_decode, feed_prefill
 
 HEADS, STEPS = 4, 200
 STARTS: Final = [0, 1, 7, 8, 9, 15, 16, 17, 24, 31, 32, 33, 40, 47, 48, 63, 64, 65, 100, 200]
-FORMS: Final = {**dict(variants()), "switched": SWITCHED, "few heads": pinned(8), "many heads": pinned(96)}
+FORMS: Final = {
+    **dict(variants()),
+    "switched": SWITCHED,
+    "two warps a row": replace(PINNED, step_warps=2, step_keys=64),
+    "as for a pool of bf16": pinned(torch.bfloat16),
+}
 GATE = pytest.mark.parametrize("gate", GATES)
 
 
@@ -100,23 +106,23 @@ def test_sequences_that_come_in_any_mix_have_the_bits_of_one_prefill(
 
 @GATE
 def test_a_row_has_its_bits_in_a_batch_of_any_size(device: torch.device, gate: str) -> None:
-    """96 heads, as in K3."""
+    """96 heads, as in K3, in the shapes that dispatch picks."""
     batch = make_batch(70, 40, 96, GATES[gate], device)
     starts = [16 + n % 20 for n in range(70)]
     state, alone = batch.state(device), batch.state(device)
     for one in (state, alone):
         feed_prefill(one, batch.pieces(0, starts), shapes=PINNED)
-    together = batch.step(state, starts)
+    together = batch.step(state, starts, None)
     for n, start in enumerate(starts):
         rows = [(batch.slots[n], batch.layers[n], start)]
-        assert same_bytes(feed_decode(alone, rows, PINNED), together[n]), n
+        assert same_bytes(feed_decode(alone, rows, None), together[n]), n
     same_slots(alone, state, batch, [start + 1 for start in starts])
     for size in (2, 3, 11, 40):
-        again = batch.step(alone, [start + 1 for start in starts])
+        again = batch.step(alone, [start + 1 for start in starts], None)
         firsts = [(batch.slots[n], batch.layers[n], starts[n] + 1) for n in range(size)]
-        assert same_bytes(feed_decode(state, firsts, PINNED), torch.cat(again[:size]))
+        assert same_bytes(feed_decode(state, firsts, None), torch.cat(again[:size]))
         rest = [(batch.slots[n], batch.layers[n], starts[n] + 1) for n in range(size, 70)]
-        assert same_bytes(feed_decode(state, rest, PINNED), torch.cat(again[size:]))
+        assert same_bytes(feed_decode(state, rest, None), torch.cat(again[size:]))
         starts = [start + 1 for start in starts]
 
 

@@ -53,7 +53,7 @@ class Batch:
         lasts = [last] * len(self.slots) if isinstance(last, int) else last
         return [(slot, layer, a, b) for slot, layer, a, b in zip(self.slots, self.layers, firsts, lasts, strict=True)]
 
-    def step(self, state: KdaState, positions: list[int], shapes: Shapes = PINNED) -> list[Tensor]:
+    def step(self, state: KdaState, positions: list[int], shapes: Shapes | None = PINNED) -> list[Tensor]:
         """One decode step of all, a null slot in their midst: o [1, H, 128] of each."""
         rows = list(zip(self.slots, self.layers, positions, strict=True))
         middle = len(rows) // 2

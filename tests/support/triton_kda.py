@@ -111,8 +111,8 @@ def feed_prefill(
     return list(torch.split(o, lengths))
 
 
-def feed_decode(state: KdaState, tokens: list[tuple[int, Layer, int]], shapes: Shapes = SHAPES) -> Tensor:
-    """One decode step of (slot, inputs, position); returns o [N, H, 128]."""
+def feed_decode(state: KdaState, tokens: list[tuple[int, Layer, int]], shapes: Shapes | None = SHAPES) -> Tensor:
+    """One decode step of (slot, inputs, position), in the shapes of a call without any for None; o [N, H, 128]."""
     layer = tokens[0][1]
     facts = decode_facts([t[0] for t in tokens], [t[2] for t in tokens], layer.device)
     packed = _packed([(slot, inputs, position, position + 1) for slot, inputs, position in tokens])

@@ -1,16 +1,19 @@
 """Launches: a KDA layer's prefill and decode from conv inputs to o, moving the slots' state on in place.
 
 Every launch forbids fused multiply-adds, so that a function means the same in each kernel that inlines it. Shapes are
-pinned here by kernel, never by batch and never by timing.
+pinned here by kernel, GPU and the pool's dtype, never by batch and never by timing.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Final
 
 import torch
 from torch import Tensor
 
 from forkpoint.kernels.kda.triton.decode import read_kernel, step_kernel
+from forkpoint.kernels.kda.triton.hopper import hopper_recur_kernel
+from forkpoint.kernels.kda.triton.keep import keep_kernel
 from forkpoint.kernels.kda.triton.limits import check_pool, check_rows, needs_two_references
 from forkpoint.kernels.kda.triton.plan import PrefillPlan
 from forkpoint.kernels.kda.triton.prepare import prepare_kernel, values_kernel
@@ -29,26 +32,37 @@ class Shapes:
     prepare_registers: int | None = 128
     prepare_keys: int = 64
     prepare_unroll: int = 2
-    step_keys: int = 128
+    hopper: bool = True
+    """The serial pass by hopper.py, where the GPU has its units, instead of recur.py."""
+    hopper_stages: int = 4
     recur_values: int = 64
     recur_warps: int = 4
     recur_stages: int = 3
     step_warps: int = 1
+    step_keys: int = 128
     read_values: int = 64
     read_warps: int = 4
-    read_early: bool = True
-    """Programmatic dependent launch."""
+    read_registers: int | None = None
+    early: bool = True
+    """Programmatic dependent launches: decode's kernels begin while the one before each of them ends."""
 
 
 PINNED: Final = Shapes()
-FEW_HEADS: Final = Shapes(recur_values=32, recur_warps=2)
-FEW_HEADS_MAX: Final = 44
-"""A sequence of so few heads leaves multiprocessors idle: in smaller blocks its tiles take less time each."""
+HOPPER_VALUES: Final = 64
+HOPPER_WARPS: Final = 4
+BF16_REGISTERS: Final = 96
+"""Of read_kernel over a pool of bf16, whose S takes half of them: five programs fit a multiprocessor, not four."""
 
 
-def pinned(heads: int) -> Shapes:
-    """The shapes of a model with so many heads."""
-    return FEW_HEADS if heads <= FEW_HEADS_MAX else PINNED
+def pinned(pool: torch.dtype) -> Shapes:
+    """The shapes of decode for a pool of S in this dtype."""
+    return replace(PINNED, read_registers=BF16_REGISTERS) if pool == torch.bfloat16 else PINNED
+
+
+@lru_cache
+def has_hopper_units(device: torch.device) -> bool:
+    """Whether hopper.py's instructions exist there: compute capability 9.0, no other."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) == (9, 0)
 
 
 def _check(x: Tensor, z: Tensor, b: Tensor, state: KdaState) -> None:
@@ -72,7 +86,7 @@ def prefill(
     state: KdaState,
     plan: PrefillPlan,
     checkpoints: Tensor | None = None,
-    shapes: Shapes | None = None,
+    shapes: Shapes = PINNED,
 ) -> Tensor:
     """Consumes packed rows of any lengths and returns o [R, H, 128] bf16.
 
@@ -80,7 +94,6 @@ def prefill(
     takes S at the plan's grid points. Raises ValueError for tensors that don't fit.
     """
     _check(x, z, b, state)
-    shapes = shapes or pinned(state.S.shape[1])
     rows, heads, tiles, sequences = x.shape[0], state.S.shape[1], plan.tiles.shape[0], plan.sequences.shape[0]
     if plan.has_checkpoints and (checkpoints is None or checkpoints.dtype != torch.float32):
         raise ValueError("the plan has checkpoints: a pool of fp32 rows must come with it")
@@ -119,18 +132,39 @@ def prefill(
             enable_fp_fusion=False,
             **gate,
         )
-    recur_kernel[(HEAD_SIZE // shapes.recur_values, heads, sequences)](
-        *(plan.tiles, plan.sequences, x, b, v, *factors, *kept),
-        *(state.S, state.S if checkpoints is None else checkpoints, out, state.conv_ring, state.conv_grid),
+    saved = state.S if checkpoints is None else checkpoints
+    tensors = (plan.tiles, plan.sequences, v, *factors, state.S, saved, out, opened.v)
+    _serial_pass(tensors, heads, sequences, shapes, has_hopper_units(x.device))
+    keep_kernel[(heads, sequences)](
+        *(plan.sequences, x, b, v, factors[1], *kept, out, state.conv_ring, state.conv_grid),
         *(opened.left, opened.right, opened.v, opened.beta, opened.total, opened.reference),
         *(x.stride(0), b.stride(0)),
         H=heads,
-        BV=shapes.recur_values,
-        STAGES=shapes.recur_stages,
-        num_warps=shapes.recur_warps,
         enable_fp_fusion=False,
     )
     return out
+
+
+def _serial_pass(tensors: tuple[Tensor, ...], heads: int, sequences: int, shapes: Shapes, hopper: bool) -> None:
+    """hopper.py's kernel or recur.py's, whose arguments `tensors` are."""
+    if hopper and shapes.hopper:
+        hopper_recur_kernel[(HEAD_SIZE // HOPPER_VALUES, heads, sequences)](
+            *tensors,
+            H=heads,
+            BV=HOPPER_VALUES,
+            STAGES=shapes.hopper_stages,
+            num_warps=HOPPER_WARPS,
+            enable_fp_fusion=False,
+        )
+    else:
+        recur_kernel[(HEAD_SIZE // shapes.recur_values, heads, sequences)](
+            *tensors,
+            H=heads,
+            BV=shapes.recur_values,
+            STAGES=shapes.recur_stages,
+            num_warps=shapes.recur_warps,
+            enable_fp_fusion=False,
+        )
 
 
 def decode(
@@ -149,7 +183,7 @@ def decode(
     """
     _check(x, z, b, state)
     count, heads = x.shape[0], state.S.shape[1]
-    shapes = shapes or pinned(heads)
+    shapes = shapes or pinned(state.S.dtype)
     out = torch.empty((count, heads, HEAD_SIZE), dtype=torch.bfloat16, device=x.device)
     if count == 0:
         return out
@@ -168,8 +202,8 @@ def decode(
         workspace(HEAD_SIZE, dtype=torch.float32),
     )
 
-    # The second kernel may begin, and fetch S, while the first one ends.
-    early = shapes.read_early and x.is_cuda
+    # The first kernel may begin while the one before it ends, the second one, and fetch S, while the first one ends.
+    early = shapes.early and x.is_cuda
     step_kernel[(heads, count)](
         *(facts, x, z, b, weights.conv, weights.A_log, weights.dt_bias, state.conv_ring, state.conv_grid),
         *(opened.left, opened.right, opened.v, opened.beta, opened.total, opened.reference, query, keys, *factors),
@@ -178,6 +212,7 @@ def decode(
         KEYS=shapes.step_keys,
         EARLY=early,
         num_warps=shapes.step_warps,
+        launch_pdl=early,
         enable_fp_fusion=False,
         **gate,
     )
@@ -188,6 +223,7 @@ def decode(
         OF_SLOTS=not two,
         EARLY=early,
         num_warps=shapes.read_warps,
+        maxnreg=shapes.read_registers,
         launch_pdl=early,
         enable_fp_fusion=False,
     )

@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 
 from forkpoint.kernels.kda.triton.rows import conv_silu, load_taps, row_factors, sigmoid
-from forkpoint.kernels.kda.triton.tile_ops import close_tile, pair_row, tile_matrices, unreferenced
+from forkpoint.kernels.kda.triton.tile_ops import close_tile, tile_matrices, unreferenced
 
 
 @triton.jit
@@ -75,7 +75,7 @@ def open_rows(left_open, right_open, kq, rest, slot, head, begin, place, H: tl.c
     key = tl.arange(0, 128)[None, :]
     mask = (place < begin)[:, None] & (key >= 0)
     cached = ((slot * 16 + place) * H + head)[:, None] * 128 + key
-    tl.store(kq + pair_row(place)[:, None] * 128 + key, tl.load(left_open + cached, mask=mask), mask=mask)
+    tl.store(kq + place[:, None] * 128 + key, tl.load(left_open + cached, mask=mask), mask=mask)
     tl.store(rest + place[:, None] * 128 + key, tl.load(right_open + cached, mask=mask), mask=mask)
 
 
@@ -83,21 +83,21 @@ def open_rows(left_open, right_open, kq, rest, slot, head, begin, place, H: tl.c
 def clear_absent(kq, begin, stop):
     """Zeros for k+ and q+ of places that have no row, and for q+ of rows that came before."""
     place, key = tl.arange(0, 16)[:, None], tl.arange(0, 128)[None, :]
-    pair, zero = kq + pair_row(place) * 128 + key, tl.zeros((16, 128), tl.bfloat16)
+    row, zero = kq + place * 128 + key, tl.zeros((16, 128), tl.bfloat16)
     absent = (place >= stop) & (key >= 0)
-    tl.store(pair, zero, mask=absent)
-    tl.store(pair + 128, zero, mask=absent | (place < begin))
+    tl.store(row, zero, mask=absent)
+    tl.store(row + 2048, zero, mask=absent | (place < begin))
 
 
 @triton.jit
-def unreference_pairs(kq, reference):
+def unreference_tile(kq, reference):
     """k+ and q+ in place of a tile's left factors and queries."""
     key = tl.arange(0, 128)[None, :]
     for first in tl.static_range(0, 16, 4):
         some = (first + tl.arange(0, 4))[:, None]
-        pair = kq + pair_row(some) * 128 + key
-        tl.store(pair, unreferenced(tl.load(pair), reference[None, :], some))
-        tl.store(pair + 128, unreferenced(tl.load(pair + 128), reference[None, :], some))
+        row = kq + some * 128 + key
+        tl.store(row, unreferenced(tl.load(row), reference[None, :], some))
+        tl.store(row + 2048, unreferenced(tl.load(row + 2048), reference[None, :], some))
 
 
 @triton.jit
@@ -111,7 +111,7 @@ def prepare_kernel(
     [tiles, 2] int32: sequence, row of a checkpoint or -1 (recur.py); sequences [N, 5] int32: slot, first row, start,
     end, first tile.
 
-    Writes at tile * H + head: k+ and q+ [32, 128] (pair_row), k 2^(G_15 - G) [16, 128], T Diag(beta) and M [16, 16]
+    Writes at tile * H + head: k+ and q+ [16, 128] each, k 2^(G_15 - G) [16, 128], T Diag(beta) and M [16, 16]
     transposed, all bf16, 2^G_15 [128] fp32, and with two references r. A tile that stays open has its right factors in
     place of k 2^(G_15 - G), and at n * H + head its left ones [16, 128], its G and its r.
     """
@@ -141,11 +141,10 @@ def prepare_kernel(
         left, query, right, total, reference = row_factors(
             q, k, raw, total, reference, i, gate, TWO_REFERENCES, BOUNDED
         )
-        tl.store(kq + pair_row(i) * 128 + key, left)
-        tl.store(kq + pair_row(i) * 128 + 128 + key, query)
+        tl.store(kq + i * 128 + key, left)
+        tl.store(kq + 2048 + i * 128 + key, query)
         tl.store(rest + i * 128 + key, right)
         q3, q2, q1, k3, k2, k1 = q2, q1, q0, k2, k1, k0
-    pairs = pair_row(place) * 128
     if stop - begin < 16:
         clear_absent(kq, begin, stop)
     if TWO_REFERENCES:
@@ -155,9 +154,9 @@ def prepare_kernel(
     new = (place >= begin) & (place < stop)
     logit = tl.load(b + (first_row + place) * b_stride + head, mask=new, other=0.0).to(tl.float32)
     beta = tl.where(new, sigmoid(logit), kept)
-    made = (kq + pairs, kq + pairs + 128, rest + place * 128)
+    made = (kq + place * 128, kq + 2048 + place * 128, rest + place * 128)
     late = reference_out + at * 128
-    inverse, outputs = tile_matrices(made, place < stop, new, beta, late, stop > 8, TWO_REFERENCES, KEYS)
+    inverse, outputs = tile_matrices(made, place < stop, new, beta, late, stop > 8, TWO_REFERENCES, KEYS, True)
     square = at * 256 + place[:, None] * 16 + place[None, :]
     tl.store(inverse_out + square, inverse)
     tl.store(outputs_out + square, outputs)
@@ -165,9 +164,9 @@ def prepare_kernel(
         rows = place[:, None] * 128 + key[None, :]
         tl.store(total_kept + (n * H + head) * 128 + key, total)
         tl.store(reference_kept + (n * H + head) * 128 + key, reference)
-        tl.store(left_kept + (n * H + head) * 2048 + rows, tl.load(kq + pairs[:, None] + key[None, :]))
+        tl.store(left_kept + (n * H + head) * 2048 + rows, tl.load(kq + rows))
     if TWO_REFERENCES:
         tl.debug_barrier()
-        unreference_pairs(kq, reference)
+        unreference_tile(kq, reference)
     if stop == 16:
         close_tile(rest, 128, rest, decay_out + at * 128, total, reference, TWO_REFERENCES)

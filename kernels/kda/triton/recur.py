@@ -7,7 +7,6 @@ as they lie and no accumulator is transposed.
 import triton
 import triton.language as tl
 
-from forkpoint.kernels.kda.triton.rows import keep_conv, sigmoid
 from forkpoint.kernels.kda.triton.tile_ops import fold, read_state
 
 
@@ -20,7 +19,8 @@ def load_tile(v_new, v_open, kq_in, inverse_in, outputs_in, at, sequence, place_
     slot, first_row, start, end = sequence
     index, head, value, origin = place_of
     place, key = tl.arange(0, 16), tl.arange(0, 128)
-    kq = tl.load(kq_in + index * 4096 + tl.arange(0, 32)[None, :] * 128 + key[:, None])
+    kq_at = kq_in + index * 4096 + place[None, :] * 128 + key[:, None]
+    keys, queries = tl.load(kq_at), tl.load(kq_at + 2048)
     square = index * 256 + place[:, None] * 16 + place[None, :]
     inverse, outputs = tl.load(inverse_in + square), tl.load(outputs_in + square)
     position = origin + place
@@ -28,31 +28,18 @@ def load_tile(v_new, v_open, kq_in, inverse_in, outputs_in, at, sequence, place_
     row = ((first_row + position - start) * H + head)[None, :] * 128 + value
     v_at = tl.where(old, v_open + ((slot * 16 + place) * H + head)[None, :] * 128 + value, v_new + row)
     v = tl.load(v_at, mask=old | new, other=0.0).to(tl.float32)
-    return kq, v, inverse, outputs, row, new
-
-
-@triton.jit
-def keep_rows(new, kept, left_out, right_out, at, rows, H: tl.constexpr):
-    """Copies left and right factors of the tile that stays open into the slot."""
-    slot, head, begin, stop = rows
-    place, key = tl.arange(0, 16)[:, None], tl.arange(0, 128)[None, :]
-    mask = (place >= begin) & (place < stop) & (key >= 0)
-    target = ((slot * 16 + place) * H + head) * 128 + key
-    tl.store(left_out + target, tl.load(kept + place * 128 + key, mask=mask), mask=mask)
-    tl.store(right_out + target, tl.load(new + place * 128 + key, mask=mask), mask=mask)
+    return keys, queries, v, inverse, outputs, row, new
 
 
 @triton.jit
 def recur_kernel(
-    tiles, sequences, x, b, v_new, kq_in, rest_in, inverse_in, outputs_in, decay_in, left_kept, total_kept,
-    reference_kept, S, checkpoints, o, ring, grid, left_open, right_open, v_open, beta_open, total_open,
-    reference_open, x_stride, b_stride, H: tl.constexpr, BV: tl.constexpr, STAGES: tl.constexpr,
+    tiles, sequences, v_new, kq_in, rest_in, inverse_in, outputs_in, decay_in, S, checkpoints, o, v_open,
+    H: tl.constexpr, BV: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """Grid (128 / BV, H, N). Writes o [R, H, 128] of the new rows, S [slots, H, 128, 128] if a tile closed, and what
-    the slot keeps of its end: the open tile's factors and the conv tails.
+    """Grid (128 / BV, H, N). Writes o [R, H, 128] of the new rows, and S [slots, H, 128, 128] if a tile closed.
 
     tiles [tiles, 2] int32: sequence, and the row of checkpoints [*, H, 128, 128] fp32 that takes S after the tile, or
-    -1; sequences [N, 5] int32: slot, first row, start, end, first tile. Slots below 0 get zeros and write no state.
+    -1; sequences [N, 5] int32: slot, first row, start, end, first tile. Nothing is done for slots below 0.
     """
     value = tl.program_id(0) * BV + tl.arange(0, BV)[:, None]
     head, n = tl.program_id(1).to(tl.int64), tl.program_id(2).to(tl.int64)
@@ -71,12 +58,12 @@ def recur_kernel(
         for t in tl.range(0, count, num_stages=STAGES):
             at = (first_tile + t) * H + head
             here = (at, head, value, origin + t * 16)
-            kq, v, inverse, outputs, row, new = load_tile(
+            keys, queries, v, inverse, outputs, row, new = load_tile(
                 v_new, v_open, kq_in, inverse_in, outputs_in, at, sequence, here, H
             )
             rest = tl.load(rest_in + at * 2048 + place[:, None] * 128 + key[None, :])
             decay = tl.load(decay_in + at * 128 + key)
-            u, out = read_state(state, kq, v, inverse, outputs, BV)
+            u, out = read_state(state, keys, queries, v, inverse, outputs)
             tl.store(o + row, out.to(o.dtype.element_ty), mask=new)
             state = fold(state, u, rest, decay, S.dtype.element_ty)
             save = tl.load(tiles + (first_tile + t) * 2 + 1).to(tl.int64)
@@ -85,30 +72,3 @@ def recur_kernel(
             # A tile that stays open folds rubbish into a state that nothing reads any more.
             if t == closing - 1:
                 tl.store(pool, state.to(S.dtype.element_ty))
-        stop = end & 15
-        begin = tl.where(closing > 0, 0, start & 15)
-        if stop > 0:
-            # Its rows go to the slot last: everything that reads the slot's open rows has read them.
-            at = (first_tile + closing) * H + head
-            mask = (place >= begin) & (place < stop)
-            line = first_row + origin + closing * 16 - start + place
-            columns = mask[None, :] & (value >= 0)
-            v = tl.load(v_new + (line * H + head)[None, :] * 128 + value, mask=columns)
-            tl.store(v_open + ((slot * 16 + place) * H + head)[None, :] * 128 + value, v, mask=columns)
-            if tl.program_id(0) == 0:
-                rows = (slot, head, begin, stop)
-                keep_rows(rest_in + at * 2048, left_kept + (n * H + head) * 2048, left_open, right_open, at, rows, H)
-                last = (n * H + head) * 128 + key
-                tl.store(total_open + (slot * H + head) * 128 + key, tl.load(total_kept + last))
-                tl.store(reference_open + (slot * H + head) * 128 + key, tl.load(reference_kept + last))
-                logit = tl.load(b + line * b_stride + head, mask=mask)
-                tl.store(beta_open + (slot * 16 + place) * H + head, sigmoid(logit.to(tl.float32)), mask=mask)
-        if tl.program_id(0) == 0:
-            for part in tl.static_range(3):
-                channel = (part * H + head) * 128 + key
-                keep_conv(x, ring, grid, slot, first_row, start, end, channel, x_stride, H * 384)
-    if slot < 0:
-        zero = tl.zeros((BV, 16), tl.float32).to(o.dtype.element_ty)
-        for t in range(tl.cdiv(end - start, 16)):
-            row = first_row + t * 16 + place[None, :]
-            tl.store(o + (row * H + head) * 128 + value, zero, mask=row < first_row + end - start)

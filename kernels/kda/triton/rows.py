@@ -37,17 +37,20 @@ def sigmoid(x):
 
 
 @triton.jit
-def log2_gate(z, rate, lower_bound, BOUNDED: tl.constexpr):
+def log2_gate(z, bias, rate, lower_bound, BOUNDED: tl.constexpr):
     """int32 in units of 2^-22, <= 0; see kda_gate in naive.py. rate = exp(A_log)."""
     if BOUNDED:
-        gate = sigmoid(z * rate) * (lower_bound * LOG2_E)
+        slope = rate * -LOG2_E
+        root = tl.rsqrt(1.0 + tl.exp2(tl.fma(z, slope, bias * slope)))
+        units = root * root * (lower_bound * (LOG2_E * GATE_ONE))
     else:
+        z += bias
         # log1p(w) as log2(u) w / (u - 1), u = 1 + w: 1 + w alone would drop the digits of slow channels.
         w = tl.exp(-tl.abs(z))
         u = 1.0 + w
         tail = tl.where(u == 1.0, w, tl.log2(u) * LN2 * (w / tl.where(u == 1.0, 1.0, u - 1.0)))
-        gate = tl.maximum((tl.maximum(z, 0.0) + tail) * (rate * -LOG2_E), GATE_FLOOR)
-    return tl.floor(gate * GATE_ONE + 0.5).to(tl.int32)
+        units = tl.maximum((tl.maximum(z, 0.0) + tail) * (rate * -LOG2_E), GATE_FLOOR) * GATE_ONE
+    return tl.floor(units + 0.5).to(tl.int32)
 
 
 @triton.jit
@@ -88,7 +91,7 @@ def row_factors(q, k, z, total, reference, place, gate, TWO_REFERENCES: tl.const
     bias, rate, lower_bound, scale = gate
     q = q * (tl.rsqrt(tree_sum(q * q) + NORM_EPS) * scale)
     k = k * tl.rsqrt(tree_sum(k * k) + NORM_EPS)
-    total += log2_gate(z + bias, rate, lower_bound, BOUNDED)
+    total += log2_gate(z, bias, rate, lower_bound, BOUNDED)
     if TWO_REFERENCES:
         reference = tl.where(place == HALF, total >> GATE_BITS, reference)
         inside = tl.where(place < HALF, total, total - (reference << GATE_BITS))

@@ -16,6 +16,17 @@ GATE_UNIT = tl.constexpr(2.0**-22)
 HALF = tl.constexpr(8)
 FIRST_SHIFT = tl.constexpr(96)
 SECOND_SHIFT = tl.constexpr(72)
+INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
+
+
+@triton.jit
+def arrived(x):
+    """x, loaded earlier. A tensor that goes to shared memory is waited for right behind its load, before the next load
+    is sent; behind this, which costs no instruction, it is waited for here."""
+    if not INTERPRETED:
+        pack: tl.constexpr = 32 // x.dtype.primitive_bitwidth
+        x = tl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [x], dtype=x.dtype, is_pure=False, pack=pack)
+    return x
 
 
 @triton.jit
@@ -48,13 +59,15 @@ def late_keys(right, reference, row):
 
 @triton.jit
 def tile_matrices(
-    rows, exists, asks, beta, reference_at, late_exists, TWO_REFERENCES: tl.constexpr, KEYS: tl.constexpr
-):
+    rows, exists, asks, beta, reference_at, late_exists, TWO_REFERENCES: tl.constexpr, KEYS: tl.constexpr,
+    TOGETHER: tl.constexpr,
+):  # fmt: skip
     """T Diag(beta) and M [16, 16], transposed, bf16.
 
     rows = (left, query, right): pointers [16] to each token's bf16 [128] (rows.py: row_factors); exists, asks [16]:
     which tokens are there, and which have a query; beta [16], 0 where none is; reference_at: r int32 [128], read if
-    late_exists, which says whether row 8 does. KEYS at a time: fewer take fewer registers and longer.
+    late_exists, which says whether row 8 does. KEYS at a time: fewer take fewer registers and longer. TOGETHER: their
+    loads are in flight at once, which takes more shared memory.
     """
     left_at, query_at, right_at = rows
     place = tl.arange(0, 16)
@@ -67,6 +80,8 @@ def tile_matrices(
         right = tl.load(right_at[:, None] + part[None, :], mask=exists[:, None] & any_key[None, :], other=0.0)
         left = tl.load(left_at[None, :] + part[:, None], mask=exists[None, :] & any_key[:, None], other=0.0)
         query = tl.load(query_at[None, :] + part[:, None], mask=asks[None, :] & any_key[:, None], other=0.0)
+        if TOGETHER:
+            right, left, query = arrived(right), arrived(left), arrived(query)
         lower, outputs = tl.dot(right, left, lower), tl.dot(right, query, outputs)
         if TWO_REFERENCES:
             reference = tl.load(reference_at + part, mask=late_exists & any_key, other=0)
@@ -96,53 +111,32 @@ def close_tile(right, right_stride, rest, decay_out, total, reference, TWO_REFER
 
     right: [16] rows of 128 that lie right_stride apart; `rest` may be the same memory.
     """
-    key = tl.arange(0, 128)
+    key, place = tl.arange(0, 128), tl.arange(0, 16)
+    row = place[:, None]
     decay = tl.exp2(total.to(tl.float32) * GATE_UNIT)
-    for first in tl.static_range(0, 16, 4):
-        place = first + tl.arange(0, 4)
-        row = place[:, None]
-        if TWO_REFERENCES:
-            late = (total - (reference << GATE_BITS)).to(tl.float32) * GATE_UNIT + SECOND_SHIFT
-            early = total.to(tl.float32) * GATE_UNIT + FIRST_SHIFT
-            scale = tl.exp2(tl.where(row < HALF, early[None, :], late[None, :]))
-        else:
-            scale = decay[None, :]
-        scaled = tl.load(right + row * right_stride + key[None, :]).to(tl.float32) * scale
-        tl.store(rest + row * 128 + key[None, :], scaled.to(tl.bfloat16))
+    factor = tl.load(right + row * right_stride + key[None, :])
+    if TWO_REFERENCES:
+        late = (total - (reference << GATE_BITS)).to(tl.float32) * GATE_UNIT + SECOND_SHIFT
+        early = total.to(tl.float32) * GATE_UNIT + FIRST_SHIFT
+        scale = tl.exp2(tl.where(row < HALF, early[None, :], late[None, :]))
+    else:
+        scale = decay[None, :]
+    tl.store(rest + row * 128 + key[None, :], (factor.to(tl.float32) * scale).to(tl.bfloat16))
     tl.store(decay_out + key, decay)
 
 
 @triton.jit
-def pair_row(place):
-    """Row of k+ of a token in [32, 128] of k+ and q+; its q+ lies one below.
+def read_state(state, keys, queries, v, inverse, outputs):
+    """U [BV, 16] bf16 and O [BV, 16] fp32 from S [BV, 128] fp32: keys and queries [128, 16] are k+ and q+, transposed;
+    v [BV, 16] fp32; T Diag(beta) and M [16, 16] transposed.
 
-    Of a product's 16 columns a thread holds 2c, 2c + 1, 2c + 8, 2c + 9 (c = 0..3). This order gives it k+ and q+ of
-    these four tokens out of 32 columns, so that `split_pairs` moves nothing between threads.
+    k+ and q+ apart: where one product has both, and its sums are then taken apart, the assembler makes every step of it
+    wait for the one before.
     """
-    return 16 * (place >> 3) + 8 * (place & 1) + 2 * ((place >> 1) & 3)
-
-
-@triton.jit
-def pair_token(row):
-    """The token of a row of k+ and q+, see pair_row."""
-    return 8 * (row >> 4) + 2 * ((row >> 1) & 3) + ((row >> 3) & 1)
-
-
-@triton.jit
-def split_pairs(both, BV: tl.constexpr):
-    """[BV, 32] of k+ and q+ columns into two [BV, 16] in the order of tokens."""
-    both = tl.permute(tl.reshape(both, (BV, 2, 2, 4, 2)), (0, 1, 3, 2, 4))
-    return tl.split(tl.reshape(both, (BV, 16, 2)))
-
-
-@triton.jit
-def read_state(state, kq, v, inverse, outputs, BV: tl.constexpr):
-    """U [BV, 16] bf16 and O [BV, 16] fp32 from S [BV, 128] fp32: kq [128, 32] k+ and q+ in the order of pair_row,
-    transposed; v [BV, 16] fp32; T Diag(beta) and M [16, 16] transposed."""
-    read, out = split_pairs(tl.dot(state.to(tl.bfloat16), kq), BV)
-    residual = (v - read).to(tl.bfloat16)
+    low = state.to(tl.bfloat16)
+    residual = (v - tl.dot(low, keys)).to(tl.bfloat16)
     u = tl.dot(residual, inverse).to(tl.bfloat16)
-    return u, tl.dot(u, outputs, out)
+    return u, tl.dot(u, outputs, tl.dot(low, queries))
 
 
 @triton.jit
