@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from forkpoint.cli.output import print_json, print_table
 from forkpoint.errors import ConfigError
 from forkpoint.statestore.check import Finding, Repaired, Severity, check, repair
-from forkpoint.statestore.open import blob_folders, find_marker, open_blobs, open_catalog
+from forkpoint.statestore.open import blob_folders, find_marker, open_blobs, open_catalog, shown_url
 
 
 def add_parser(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -76,11 +76,11 @@ async def _results(catalog_url: str, blobs_setting: str, mend: bool) -> list[Rep
     """All findings; not done, and nothing said, unless they are to be mended."""
     marker = await find_marker(catalog_url)
     if marker is None:
-        raise ConfigError("--catalog", "command line", f"there is no store at {catalog_url}")
+        raise ConfigError("--catalog", "command line", f"there is no store at {shown_url(catalog_url)}")
     for folder in blob_folders(blobs_setting):
         if not folder.is_dir():
             raise ConfigError("--blobs", "command line", f"there is no folder {folder}")
-    blobs = open_blobs(blobs_setting)
+    blobs = open_blobs(blobs_setting, marker.namespace)
     try:
         catalog = open_catalog(catalog_url)
         try:

@@ -11,7 +11,9 @@ HELP: Final = {
     "model": "folder of the model (default: the tiny model that comes with Forkpoint)",
     "data": "folder for catalog, blobs and locks (default ./forkpoint-data)",
     "catalog": "URL of the catalog, such as sqlite:///path (default: SQLite in the data folder)",
-    "blobs": "URL of the blob store, such as file:///path (default: files in the data folder)",
+    "blobs": "URL of the blob store, such as file:///path, or of several tiers, the fastest first, with blanks between "
+    "(default: files in the data folder)",
+    "compress": "store blobs compressed where that pays (default yes)",
     "namespace": "prefix of the store's keys (default 'default')",
     "host": "address to listen on (default 127.0.0.1: this machine only)",
     "port": "port to listen on, 0 for any free one (default 50061)",
@@ -36,7 +38,7 @@ HELP: Final = {
     "durability": f"the least the store must reach: {', '.join(DURABILITIES)} (default local_fsync)",
     "sabotage": "damage what is restored, for the demo's self-test: conv-tail",
 }
-_YES_OR_NO: Final = frozenset({"checkpoint_on_turn_end"})
+_YES_OR_NO: Final = frozenset({"checkpoint_on_turn_end", "compress"})
 NAMES: Final = tuple(field.name for field in fields(ServerConfig))
 
 

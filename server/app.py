@@ -108,7 +108,7 @@ def open_parts(config: ServerConfig) -> Parts:
     shared = config.catalog_url.partition(":")[0] != "memory"
     return Parts(
         catalog=catalog,
-        blobs=open_blobs(config.blobs_url),
+        blobs=open_blobs(config.blobs_url, config.namespace),
         engine=engine,
         codec=TokenizerCodec(tokenizer),
         end_ids=() if end is None else (end,),
@@ -171,7 +171,7 @@ async def serving(config: ServerConfig, parts: Parts | None = None) -> AsyncIter
             gc_budget_bytes=config.gc_budget_bytes,
             shutdown_seconds=NODE_SHUTDOWN_SECONDS,
         )
-        store = CheckpointStore(parts.catalog, parts.blobs)
+        store = CheckpointStore(parts.catalog, parts.blobs, compress=config.compress)
         node = Node(
             parts.catalog,
             store,

@@ -84,10 +84,15 @@ class CheckpointStore:
     """Checkpoints over a catalog and a blob store. Safe for concurrent calls."""
 
     def __init__(
-        self, catalog: Catalog, blobs: BlobStore, rest: Callable[[float], Awaitable[object]] = asyncio.sleep
+        self,
+        catalog: Catalog,
+        blobs: BlobStore,
+        rest: Callable[[float], Awaitable[object]] = asyncio.sleep,
+        compress: bool = True,
     ) -> None:
-        """`rest` waits for seconds."""
+        """`rest` waits for seconds. `compress`: blobs are compressed where that pays, else never."""
         self._catalog = catalog
+        self._compress = compress
         self._rest = rest
         self._blobs = blobs
         self._gate = Gate(SAVE_PARTS_MAX, SAVE_BYTES_MAX)
@@ -190,7 +195,8 @@ class CheckpointStore:
         damaged = digest in self._damaged
         if not damaged and await self._blobs.has(digest):
             return SavedPart(spec, digest, True, 0)
-        pieces = await run_in(CODEC_THREADS, lambda: encode_pieces(data, PLANE_ITEMS.get(spec.dtype, 1)))
+        items = PLANE_ITEMS.get(spec.dtype, 1)
+        pieces = await run_in(CODEC_THREADS, lambda: encode_pieces(data, items, self._compress))
         if damaged:
             await self._blobs.replace(digest, *pieces)
             self._damaged.discard(digest)

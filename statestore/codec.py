@@ -83,15 +83,15 @@ def encode(raw: Buffer, item_bytes: int = 1) -> bytes:
     return b"".join(encode_pieces(raw, item_bytes))
 
 
-def encode_pieces(raw: Buffer, item_bytes: int = 1) -> tuple[Buffer, ...]:
+def encode_pieces(raw: Buffer, item_bytes: int = 1, compress: bool = True) -> tuple[Buffer, ...]:
     """The frame of `raw` in pieces: what is stored raw stays where it lies. Compressed when that pays; by planes only
-    if `item_bytes` (2 or 4) says of what. Raises ValueError above RAW_BYTES_MAX."""
+    if `item_bytes` (2 or 4) says of what; not at all unless `compress`. Raises ValueError above RAW_BYTES_MAX."""
     view = memoryview(raw).cast("B")
     if view.nbytes > RAW_BYTES_MAX:
         raise ValueError(f"a blob holds at most {RAW_BYTES_MAX} bytes, got {view.nbytes}")
     codec: Codec = Codec.RAW
     payload: tuple[Buffer, ...] = (view,)
-    for candidate in _candidates(view, item_bytes):
+    for candidate in _candidates(view, item_bytes) if compress else ():
         packed = _pack(candidate, view, item_bytes)
         if _size(packed) <= PAYS * view.nbytes and _size(packed) < _size(payload):
             codec, payload = candidate, packed

@@ -14,7 +14,7 @@ from forkpoint.statestore.records import SCHEMA_VERSION, StoreMarker
 from forkpoint.statestore.redis.url import SCHEMES, parse_redis_url
 from forkpoint.statestore.sqlite.catalog import SqliteCatalog
 from forkpoint.statestore.sqlite.marker import read_marker as read_sqlite_marker
-from forkpoint.statestore.stack import open_stack, parse_blobs
+from forkpoint.statestore.stack import DEFAULT_NAMESPACE, open_stack, parse_blobs
 
 
 @runtime_checkable
@@ -43,10 +43,11 @@ def open_catalog(url: str, clock: Clock | None = None) -> Catalog:
     raise ConfigError("catalog", shown_url(url), f"no such catalog: {scheme!r}; use {known}")
 
 
-def open_blobs(setting: str) -> BlobStore:
+def open_blobs(setting: str, namespace: str = DEFAULT_NAMESPACE) -> BlobStore:
     """The blob store of a URL, or the tiers of several (statestore/stack.py), folders made when missing;
-    `await blobs.open()` comes next. Raises ConfigError, StoreUnavailableError."""
-    return open_stack(setting)
+    `await blobs.open()` comes next. `namespace`: the catalog's, for places that many share. Raises ConfigError,
+    StoreUnavailableError."""
+    return open_stack(setting, namespace=namespace)
 
 
 def blob_folders(setting: str) -> list[Path]:

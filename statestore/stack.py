@@ -12,7 +12,7 @@ the backend's own). A blob is stored once it is in every durable tier.
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, TypeVar
 from urllib.parse import parse_qsl, unquote, urlencode, urlsplit, urlunsplit
@@ -31,6 +31,7 @@ from forkpoint.statestore.wrappers.retry import Backoff, RetryingBlobs
 T = TypeVar("T")
 
 KEY: Final = "blobs"
+DEFAULT_NAMESPACE: Final = "default"
 REDIS_TRIES: Final = 4
 TRIES_MAX: Final = 100
 PARALLEL_MAX: Final = 1024
@@ -71,17 +72,24 @@ def parse_blobs(setting: str) -> list[BlobUrl]:
     return urls
 
 
-def open_stack(setting: str, sources: Sequence[BlobSource] = (), clock: Clock | None = None) -> BlobStore:
+def open_stack(
+    setting: str,
+    sources: Sequence[BlobSource] = (),
+    clock: Clock | None = None,
+    namespace: str = DEFAULT_NAMESPACE,
+) -> BlobStore:
     """The blob store of a setting, folders made when missing; `await blobs.open()` comes next. `sources` are asked
-    after all tiers. Raises ConfigError, StoreUnavailableError."""
+    after all tiers. `namespace`: the catalog's. What no manifest of a catalog names is garbage to it, so no two
+    catalogs may share a place; on one Redis their namespaces keep them apart. Raises ConfigError,
+    StoreUnavailableError."""
     urls = parse_blobs(setting)
     if len(urls) == 1 and not sources:
-        return _open(urls[0])
+        return _open(urls[0], namespace)
     labels = list[str]()
     for url in urls:
         same = sum(label.partition("-")[0] == url.scheme for label in labels)
         labels.append(f"{url.scheme}-{same + 1}" if same else url.scheme)
-    tiers = [Tier(label, _open(url), url.role) for label, url in zip(labels, urls, strict=True)]
+    tiers = [Tier(label, _open(url, namespace), url.role) for label, url in zip(labels, urls, strict=True)]
     return TieredBlobs(tiers, sources, clock)
 
 
@@ -117,14 +125,14 @@ def _parse(text: str) -> BlobUrl:
     return parsed
 
 
-def _open(url: BlobUrl) -> BlobStore:
-    blobs = _backend(url)
+def _open(url: BlobUrl, namespace: str) -> BlobStore:
+    blobs = _backend(url, namespace)
     if url.parallel:
         blobs = LimitedBlobs(blobs, calls_max=url.parallel)
     return RetryingBlobs(blobs, Backoff(tries=url.tries)) if url.tries > 1 else blobs
 
 
-def _backend(url: BlobUrl) -> BlobStore:
+def _backend(url: BlobUrl, namespace: str) -> BlobStore:
     if url.scheme == "host":
         return HostMemoryBlobs(_bytes(url))
     if url.scheme == "memory":
@@ -134,7 +142,10 @@ def _backend(url: BlobUrl) -> BlobStore:
     # Late: redis-py takes longer to import than all the rest, and most commands never need it.
     from forkpoint.statestore.redis.blobs import RedisBlobs
 
-    return RedisBlobs(parse_redis_url(KEY, url.url), url.role is Role.CACHE)
+    parsed = parse_redis_url(KEY, url.url)
+    if "namespace" not in dict(parse_qsl(urlsplit(url.url).query)):
+        parsed = replace(parsed, namespace=namespace)
+    return RedisBlobs(parsed, url.role is Role.CACHE)
 
 
 def _path(url: BlobUrl) -> Path:

@@ -47,7 +47,9 @@ class ServerConfig:
     catalog: str = ""
     """URL of the catalog; "": SQLite in the data folder."""
     blobs: str = ""
-    """URL of the blob store; "": files in the data folder."""
+    """URL of the blob store, or of several tiers with white space between; "": files in the data folder."""
+    compress: bool = True
+    """Store floats by byte planes where that pays; else as they are, for disks faster than the processors left over."""
     namespace: str = "default"
     host: str = "127.0.0.1"
     port: int = 50061

@@ -39,6 +39,7 @@ def test_every_setting_can_be_given_in_every_place(tmp_path: Path) -> None:
         "advertise": "h:1",
         "port_file": str(tmp_path / "p"),
         "node": "b",
+        "compress": False,
         "slots": 2,
         "pages": 3,
         "threads": 1,

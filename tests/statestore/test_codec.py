@@ -54,6 +54,13 @@ def test_floats_are_stored_by_planes_when_that_leaves_least(raw: bytes, item_byt
     assert len(frame) < min(share * len(raw), len(encode(raw)))
 
 
+def test_nothing_is_compressed_when_that_is_not_wanted() -> None:
+    for raw in (ZEROS, FLOATS):
+        frame = b"".join(encode_pieces(raw, 4, compress=False))
+        assert (frame[5], len(frame)) == (Codec.RAW, HEADER_BYTES + len(raw))
+        assert decode(digest_of(raw), frame) == raw
+
+
 def test_zeros_among_floats_go_through_zstd_as_they_lie() -> None:
     assert encode(bytes(len(FLOATS)), 4)[5] == Codec.ZSTD
 

@@ -34,6 +34,14 @@ async def test_one_url_is_one_backend(tmp_path: Path) -> None:
     assert isinstance(open_stack("valkeys+sentinel://a,b/primary?tries=1"), RedisBlobs)
 
 
+def test_on_a_redis_the_catalogs_namespace_keeps_its_blobs_apart_unless_the_url_says_another() -> None:
+    ours = innermost(open_stack("redis://host", namespace="ours"))
+    theirs = innermost(open_stack("redis://host?namespace=theirs", namespace="ours"))
+    assert isinstance(ours, RedisBlobs) and isinstance(theirs, RedisBlobs)
+    assert "{ours:b:" in ours._keys.header(DIGEST)
+    assert "{theirs:b:" in theirs._keys.header(DIGEST)
+
+
 async def test_several_urls_are_tiers_in_their_order(tmp_path: Path) -> None:
     setting = f"host://2MiB  file://{tmp_path}/fast?tier=cache\n file://{tmp_path}/a file://{tmp_path}/b?shared=true"
     blobs = open_stack(setting)
