@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from forkpoint.errors import LogCorruptError
 from forkpoint.ids import SessionName
 from forkpoint.limits import DIGEST_BYTES
 from forkpoint.statestore.chain import HashChain
@@ -87,7 +88,15 @@ def policy_fields(policy: CheckpointPolicy) -> dict[str, int]:
 
 
 def session_of(name: SessionName, fields: Fields) -> StoredSession:
-    """The session that a hash holds."""
+    """The session that a hash holds. Raises LogCorruptError for a damaged row: its log can't be told from another's."""
+    try:
+        return _session_of(name, fields)
+    except (LookupError, TypeError, ValueError) as broken:
+        detail = f"its row can't be read: {type(broken).__name__}: {broken}"
+        raise LogCorruptError(str(name), 0, 0, detail) from broken
+
+
+def _session_of(name: SessionName, fields: Fields) -> StoredSession:
     chain = chain_from(int(fields["head"]), fields["chain"])
     parent = fields.get("parent")
     generation = fields.get("generation")

@@ -5,9 +5,11 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from forkpoint.errors import LogCorruptError
+from forkpoint.ids import SessionName
 from forkpoint.statestore.findings import Finding, Severity
 from forkpoint.statestore.redis.access import Access
-from forkpoint.statestore.redis.hashes import checkpoint_of, fields_of, manifest_key_text
+from forkpoint.statestore.redis.hashes import checkpoint_of, fields_of, manifest_key_text, session_of
 from forkpoint.statestore.redis.keys import PREFIX
 
 TOGETHER: Final = 500
@@ -33,6 +35,7 @@ class _Session:
     state: str
     generation: str
     head: int
+    damage: str
 
 
 async def findings(access: Access) -> list[Finding]:
@@ -96,13 +99,15 @@ async def _check_workflow(access: Access, workflow: str, keys: FoundKeys) -> Asy
         yield _error("ORPHAN_SESSION", where, "it has sessions and no row")
     indices = await _pipeline(access, base, [_all(f"{base}:{name}") for name in ("sessions", "live", "open")])
     listed, live, generating = ({bytes(name).decode() for name in index} for index in indices)
-    sessions = await _load_sessions(access, base, sorted(keys.sessions[workflow]))
+    sessions = await _load_sessions(access, workflow, base, sorted(keys.sessions[workflow]))
     flat = await access.functions.look(base, "HGETALL", f"{base}:branches")
     branches = {name: value.decode().split(" ") for name, value in fields_of(flat).items()}
     for name in sorted(listed ^ sessions.keys()):
         yield _error("BAD_INDEX", f"{where}/sessions/{name}", "row and list of sessions do not agree")
     for name, row in sessions.items():
         shown = f"{where}/sessions/{name}"
+        if row.damage:
+            yield _error("DAMAGED_ROW", shown, row.damage)
         if (name in live) != (row.state != "DELETED"):
             yield _error("BAD_INDEX", shown, "row and list of sessions that are not deleted do not agree")
         if (name in generating) != (row.generation != ""):
@@ -118,13 +123,20 @@ async def _check_workflow(access: Access, workflow: str, keys: FoundKeys) -> Asy
         yield finding
 
 
-async def _load_sessions(access: Access, base: str, names: Sequence[str]) -> dict[str, _Session]:
-    fields = ("branch", "state", "generation", "head")
-    rows = await _pipeline(access, base, [("HMGET", f"{base}:session:{name}", *fields) for name in names])
+async def _load_sessions(access: Access, workflow: str, base: str, names: Sequence[str]) -> dict[str, _Session]:
+    rows = await _pipeline(access, base, [("HGETALL", f"{base}:session:{name}") for name in names])
     found: dict[str, _Session] = {}
-    for name, row in zip(names, rows, strict=True):
-        branch, state, generation, head = (bytes(value or b"").decode() for value in row)
-        found[name] = _Session(branch, state, generation, int(head) if head.isdigit() else -1)
+    for name, flat in zip(names, rows, strict=True):
+        fields = fields_of(flat)
+        branch, state, generation, head = (
+            fields.get(field, b"").decode(errors="replace") for field in ("branch", "state", "generation", "head")
+        )
+        try:
+            session_of(SessionName(workflow, name), fields)
+            damage = ""
+        except LogCorruptError as error:
+            damage = error.cause
+        found[name] = _Session(branch, state, generation, int(head) if head.isdigit() else -1, damage)
     return found
 
 

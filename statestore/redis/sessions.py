@@ -1,10 +1,11 @@
 """Sessions: names that point at branches, with an owner, an epoch and a head."""
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Iterable, Sequence
 from secrets import token_hex
 from typing import Any, Final
 
-from forkpoint.errors import ForkpointError, NotFoundError, PreconditionError
+from forkpoint.errors import ForkpointError, LogCorruptError, NotFoundError, PreconditionError
 from forkpoint.ids import SessionName
 from forkpoint.statestore.records import CheckpointPolicy, NewSession, RequestKey, SessionRow, SessionState
 from forkpoint.statestore.redis import workflows
@@ -20,6 +21,8 @@ from forkpoint.statestore.redis.hashes import (
 )
 from forkpoint.statestore.redis.refusals import session_error
 from forkpoint.statestore.rowjson import dump
+
+log = logging.getLogger(__name__)
 
 LIST_TOGETHER: Final = 16
 """Workflows that are asked for their sessions at once."""
@@ -93,12 +96,21 @@ async def _list_in(
     replies = await access.functions.read_many(
         [(access.keys.workflow(name), "list_sessions", (index, start(name), limit)) for name in names]
     )
-    rows = [_listed(name, found) for name, reply in zip(names, replies, strict=True) for found in reply]
-    return rows[:limit]
+    return _listed(zip(names, replies, strict=True))[:limit]
 
 
-def _listed(workflow: str, found: Sequence[Any]) -> SessionRow:
-    return session_of(SessionName(workflow, bytes(found[0]).decode()), fields_of(found[1])).row
+def _listed(replies: Iterable[tuple[str, Sequence[Any]]]) -> list[SessionRow]:
+    """The rows in replies of workflows. One that is damaged is left out: it must not hide the others, and whoever asks
+    for it by name, and the check of the store, are told."""
+    rows: list[SessionRow] = []
+    for workflow, reply in replies:
+        for session, flat in reply:
+            name = SessionName(workflow, bytes(session).decode())
+            try:
+                rows.append(session_of(name, fields_of(flat)).row)
+            except LogCorruptError as error:
+                log.warning("left out of a list: %s", error)
+    return rows
 
 
 async def list_open_generations(access: Access) -> list[SessionRow]:
@@ -111,8 +123,7 @@ async def list_open_generations(access: Access) -> list[SessionRow]:
     for entry in entries:
         if not by_workflow[entry.partition(" ")[0]]:
             await _unlist(access, entry)
-    rows = [_listed(name, found) for name, reply in by_workflow.items() for found in reply]
-    return sorted(rows, key=lambda row: (-row.update_us, row.name))
+    return sorted(_listed(by_workflow.items()), key=lambda row: (-row.update_us, row.name))
 
 
 async def list_generating(access: Access, workflow: str) -> str:
