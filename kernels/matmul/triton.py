@@ -1,7 +1,8 @@
 """x @ weight.T in Triton with bits that do not depend on the batch.
 
-An element is one chain of products over K in ascending steps of a constant BLOCK_K: no split of K, no atomics, no
-tuner. Rows of a tile do not meet in an MMA, so the tile may follow the number of rows (configs.py).
+An element is one chain of products over K in ascending steps of a constant BLOCK_K: no atomics, no tuner. Rows of a
+tile do not meet in an MMA, so the tile may follow the number of rows (configs.py). bf16 products of few outputs and a
+long sum are cut in pieces, by the weight's shape alone (kernels/pieces); all others are one chain.
 
 | argument | dtype | shape |
 | --- | --- | --- |
@@ -29,39 +30,15 @@ from forkpoint.kernels.matmul.configs import (
     tile_for,
     without_tma,
 )
+from forkpoint.kernels.pieces.configs import WITHOUT_TMA, piece_tile_for, pieces_for
+from forkpoint.kernels.pieces.triton import linear_in_pieces
+from forkpoint.kernels.tiling.triton import step_product, store_tile, swizzled
 
 TMA_ALIGNMENT: Final = 16
 """Bytes: a TMA descriptor's base and row stride are multiples of it."""
 MIN_STAGES: Final = 3
 ROWS_MAX: Final = 1 << 31
 """Row and column numbers are int32 (offsets are int64)."""
-
-
-@triton.jit
-def swizzled(index, row_tiles, column_tiles, GROUP: tl.constexpr):
-    """Tile (row, column) of a place in the order: GROUP rows down, then the next column."""
-    band = index // (GROUP * column_tiles)
-    height = tl.minimum(row_tiles - band * GROUP, GROUP)
-    inner = index - band * GROUP * column_tiles
-    return band * GROUP + inner % height, inner // height
-
-
-@triton.jit
-def store_tile(out, total, row, column, rows, outputs, out_stride, SWAPPED: tl.constexpr):
-    """A tile's elements to their places; [columns, rows] where the weights stood on the M side."""
-    if SWAPPED:
-        place = out + row.to(tl.int64)[None, :] * out_stride + column[:, None]
-        inside = (row[None, :] < rows) & (column[:, None] < outputs)
-    else:
-        place = out + row.to(tl.int64)[:, None] * out_stride + column[None, :]
-        inside = (row[:, None] < rows) & (column[None, :] < outputs)
-    tl.store(place, total.to(out.dtype.element_ty), mask=inside)
-
-
-@triton.jit
-def step_product(a, b, total, SWAPPED: tl.constexpr):
-    """One inner step: a [rows, BLOCK_K] of x, b [columns, BLOCK_K] of the weights."""
-    return tl.dot(b, a.T, total, input_precision="ieee") if SWAPPED else tl.dot(a, b.T, total, input_precision="ieee")
 
 
 @triton.jit(do_not_specialize=["rows"])
@@ -173,7 +150,8 @@ def why_not_tma(*tensors: Tensor) -> str | None:
 
 
 def linear(x: Tensor, weight: Tensor, dtype: torch.dtype = torch.float32, tile: Tile | None = None) -> Tensor:
-    """x @ weight.T: x [M, K], weight [N, K] -> [M, N]. `tile` overrides the pinned one, for tests and tuning.
+    """x @ weight.T: x [M, K], weight [N, K] -> [M, N]. `tile` overrides the pinned one, for tests and tuning: one
+    chain then, whatever the shape.
 
     Raises ValueError with `why_not`'s reason, or for a `tile` with descriptors where they cannot be made.
     """
@@ -183,6 +161,11 @@ def linear(x: Tensor, weight: Tensor, dtype: torch.dtype = torch.float32, tile: 
     outputs = weight.shape[0]
     out = torch.empty((rows, outputs), dtype=dtype, device=x.device)
     if not out.numel():
+        return out
+    pieces = pieces_for(inputs, outputs) if x.dtype == torch.bfloat16 and tile is None else 1
+    if pieces > 1:
+        tma = why_not_tma(x, weight) is None
+        linear_in_pieces(x, weight, out, pieces, piece_tile_for(rows, outputs, pieces) if tma else WITHOUT_TMA)
         return out
     chosen = tile or (FP32 if x.dtype == torch.float32 else tile_for(rows, outputs))
     if chosen.persistent or chosen.tma:

@@ -19,6 +19,8 @@ from forkpoint.kernels.matmul.configs import (
     every_tile,
 )
 from forkpoint.kernels.norm import triton as norm
+from forkpoint.kernels.pieces.configs import PieceTile, every_piece_tile
+from forkpoint.kernels.pieces.triton import GROUP
 from forkpoint.kernels.sampler import triton as sampler
 from forkpoint.kernels.threshold import triton as threshold
 from tests.support.triton_compile import Probe, Report, reports
@@ -54,6 +56,27 @@ def product(tile: Tile, dtype: str) -> Probe:
         kernel = "matmul.triton:persistent_kernel"
     name = f"linear {dtype} {tile}"
     return Probe(name, KERNELS + kernel, types, constants, tile.warps, tile.stages, unaligned=("rows", "whole"))
+
+
+def in_pieces(tile: PieceTile) -> Probe:
+    """A product in pieces with one tile."""
+    types = {"x": f"tensordesc<bf16[{tile.rows},{BLOCK_K}]>", "weight": f"tensordesc<bf16[{tile.columns},{BLOCK_K}]>"}
+    types |= dict.fromkeys(("rows", "outputs", "inputs"), "i32") | {"out": "*bf16"}
+    constants: dict[str, int | bool] = {"BLOCK_M": tile.rows, "BLOCK_N": tile.columns, "BLOCK_K": BLOCK_K}
+    constants |= {"PIECE": 3072, "PIECES": 3, "GROUP": GROUP}
+    if tile.split:
+        types, name = types | {"partial": "*fp32"}, "split"
+        del types["out"], constants["PIECES"]
+        constants |= {"SWAPPED": tile.swapped, "EARLY": True}
+    elif tile.tma:
+        name = "whole"
+        types["extra"] = f"tensordesc<bf16[{tile.extra or tile.columns},{BLOCK_K}]>"
+        constants["EXTRA"] = tile.extra
+    else:
+        name = "pointer"
+        types |= {"x": "*bf16", "weight": "*bf16", "x_stride": "i32", "weight_stride": "i32"}
+    kernel = f"{KERNELS}pieces.triton:{name}_kernel"
+    return Probe(f"pieces {tile}", kernel, types, constants, tile.warps, tile.stages, unaligned=("rows",))
 
 
 def row_norm(width: int, kind: str) -> Probe:
@@ -116,9 +139,10 @@ SWIGLU: Final = Probe(
     4,
 )
 PRODUCTS: Final = [*(product(tile, "bf16") for tile in every_tile()), product(FP32, "fp32")]
+PIECES: Final = [in_pieces(tile) for tile in every_piece_tile()]
 NORMS: Final = [row_norm(128, "gated"), row_norm(2304, "add"), row_norm(7168, "add")]
 HEADS: Final = [by_head(tile) for tile in HEAD_TILES]
-PROBES: Final = [*PRODUCTS, *NORMS, *HEADS, *SAMPLING, SWIGLU]
+PROBES: Final = [*PRODUCTS, *PIECES, *NORMS, *HEADS, *SAMPLING, SWIGLU]
 
 
 @pytest.fixture(scope="module")
@@ -145,6 +169,13 @@ def test_bf16_products_run_on_tensor_cores_and_tall_tiles_on_wgmma(compiled: dic
         tall = (tile.columns if tile.swapped else tile.rows) >= 64
         assert (report.wgmma > 0, report.mma > 0) == (tall, not tall), report
         assert (report.tma > 0) == (tile.tma or tile.persistent), report
+
+
+def test_products_in_pieces_run_on_wgmma_and_copy_by_tma_where_they_can(compiled: dict[str, Report]) -> None:
+    for tile in every_piece_tile():
+        report = compiled[in_pieces(tile).name]
+        assert report.wgmma > 0 == report.mma, report
+        assert (report.tma > 0) == tile.tma, report
 
 
 def test_fp32_products_use_no_tensor_core(compiled: dict[str, Report]) -> None:

@@ -1,0 +1,1 @@
+"""Products of few outputs and a long sum, cut in pieces that are added in ascending order."""

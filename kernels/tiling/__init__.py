@@ -1,0 +1,1 @@
+"""What kernels of tiled products share on the device."""
