@@ -1,7 +1,7 @@
 """Promoter: brings frames into faster tiers behind the calls that read or wrote them."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from typing import Final
 
 PENDING_BYTES_MAX: Final = 128 * 1024 * 1024
@@ -10,7 +10,7 @@ PARALLEL_MAX: Final = 4
 
 
 class Promoter:
-    """Runs jobs in the background, a few at a time, within a memory bound. A job raises nothing."""
+    """Runs jobs in the background, a few at a time, within a memory bound. A job raises nothing of the store's."""
 
     def __init__(self) -> None:
         self._pending: dict[str, asyncio.Task[None]] = {}
@@ -20,17 +20,17 @@ class Promoter:
         self.skipped = 0
         """Frames that were left where they are, because too much was waiting."""
 
-    def promote(self, digest: str, frame: bytes, jobs: Sequence[Callable[[], Awaitable[None]]]) -> None:
-        """Begin, unless this digest is on its way already."""
-        if not jobs or self._closed or digest in self._pending:
+    def promote(self, digest: str, nbytes: int, job: Callable[[], Awaitable[None]]) -> None:
+        """Begin a job that holds `nbytes`, unless this digest is on its way already."""
+        if self._closed or digest in self._pending:
             return
-        if self._pending and self._bytes + len(frame) > PENDING_BYTES_MAX:
+        if self._pending and self._bytes + nbytes > PENDING_BYTES_MAX:
             self.skipped += 1
             return
-        self._bytes += len(frame)
+        self._bytes += nbytes
         # owner: settle() and close() await it
-        task = self._pending[digest] = asyncio.create_task(self._run(jobs))
-        task.add_done_callback(lambda _: self._ended(digest, len(frame)))  # also of one that never began
+        task = self._pending[digest] = asyncio.create_task(self._run(job))
+        task.add_done_callback(lambda _: self._ended(digest, nbytes))  # also of one that never began
 
     async def settle(self) -> None:
         """Until all that was begun has ended."""
@@ -45,10 +45,9 @@ class Promoter:
             task.cancel()
         await self.settle()
 
-    async def _run(self, jobs: Sequence[Callable[[], Awaitable[None]]]) -> None:
+    async def _run(self, job: Callable[[], Awaitable[None]]) -> None:
         async with self._turns:
-            for job in jobs:
-                await job()
+            await job()
 
     def _ended(self, digest: str, nbytes: int) -> None:
         del self._pending[digest]

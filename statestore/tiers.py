@@ -2,7 +2,8 @@
 
 A read takes the first tier that has the blob and brings it into those before. A write has reached every durable tier
 when it succeeds and reaches the cache tiers behind it; what fails or stalls in one of those fails no call. Frames go
-through as they are: whoever reads one verifies it, and statestore/heal.py puts a whole copy over damaged ones.
+through as they are: whoever reads one verifies it, and statestore/heal.py puts a whole copy over damaged ones; only
+what is brought into another tier is verified here.
 """
 
 import asyncio
@@ -14,11 +15,13 @@ from enum import Enum
 from typing import Final, Protocol, TypeVar
 
 from forkpoint.clock import Clock, SystemClock
-from forkpoint.errors import BlobMissingError, ForkpointError, StoreUnavailableError
+from forkpoint.errors import BlobDamagedError, BlobMissingError, ForkpointError, StoreUnavailableError
 from forkpoint.statestore.blobs import BlobStore, Buffer, joined
+from forkpoint.statestore.codec import decode
 from forkpoint.statestore.promote import Promoter
 from forkpoint.statestore.records import Durability
 from forkpoint.statestore.rest import Rest
+from forkpoint.statestore.threads import CODEC_THREADS, run_in
 from forkpoint.statestore.wrappers.forward import innermost
 
 T = TypeVar("T")
@@ -127,7 +130,7 @@ class TieredBlobs:
     async def put(self, digest: str, *pieces: Buffer) -> bool:
         results = await self._write(lambda blobs: blobs.put(digest, *pieces))
         if self._caches:
-            self._promote(digest, joined(pieces), self._caches)
+            self._promote(digest, joined(pieces), self._caches, trusted=True)
         return any(results)
 
     async def replace(self, digest: str, *pieces: Buffer) -> None:
@@ -259,7 +262,18 @@ class TieredBlobs:
             raise errors[min(errors)]
         return results
 
-    def _promote(self, digest: str, frame: bytes, tiers: Sequence[Tier]) -> None:
+    def _promote(self, digest: str, frame: bytes, tiers: Sequence[Tier], trusted: bool = False) -> None:
+        """Bring a frame into tiers behind the call. One that came from elsewhere is verified first: damage must not
+        spread, and a copy of it would hide the whole one behind it."""
+
+        async def is_whole() -> bool:
+            try:
+                await run_in(CODEC_THREADS, lambda: decode(digest, frame))
+            except BlobDamagedError as error:
+                log.warning("it is not brought into other tiers: %s", error)
+                return False
+            return True
+
         async def bring(tier: Tier) -> None:
             if tier.role is Role.CACHE:
                 await self._try_cache(tier, lambda: tier.blobs.put(digest, frame))
@@ -269,7 +283,13 @@ class TieredBlobs:
             except ForkpointError as error:
                 log.warning("blob %s was not brought into %s: %s", digest, tier.label, error)
 
-        self._promoter.promote(digest, frame, [functools.partial(bring, tier) for tier in tiers])
+        async def bring_all() -> None:
+            if trusted or await is_whole():
+                for tier in tiers:
+                    await bring(tier)
+
+        if tiers:
+            self._promoter.promote(digest, len(frame), bring_all)
 
     async def _tell_caches(self, call: Callable[[BlobStore], Awaitable[object]]) -> None:
         for tier in self._caches:

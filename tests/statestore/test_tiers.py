@@ -205,6 +205,17 @@ async def test_a_read_brings_the_blob_into_the_tiers_before(stack: Stack, source
     assert stack.local.calls.get("get") == before.get("get"), "the cache has it now"
 
 
+@pytest.mark.parametrize("source", ["local", "shared", "peers"])
+async def test_damage_is_not_brought_into_other_tiers(stack: Stack, source: str) -> None:
+    damaged = FRAME[:-1] + bytes([FRAME[-1] ^ 1])
+    if source == "peers":
+        stack.peers.frames[DIGEST] = damaged
+    else:
+        await getattr(stack, source).put(DIGEST, damaged)
+    assert await stack.blobs.get(DIGEST) == damaged
+    assert await stack.where() == (() if source == "peers" else (source,))
+
+
 async def test_what_no_tier_has_is_missing_and_what_can_not_be_asked_for_is_not(stack: Stack) -> None:
     with pytest.raises(BlobMissingError):
         await stack.blobs.get(DIGEST)
@@ -239,7 +250,7 @@ async def test_what_can_not_be_promoted_stays_where_it_is(stack: Stack, monkeypa
     assert await stack.blobs.get(DIGEST) == FRAME
     assert await stack.where() == ("shared",)
     monkeypatch.setattr(promote, "PENDING_BYTES_MAX", 1)
-    await stack.shared.put(OTHER, b"y")
+    await stack.shared.put(OTHER, encode(b"other"))
     stack.local.errors.clear()
     for digest in (DIGEST, OTHER):
         await stack.blobs.get(digest)
