@@ -106,13 +106,17 @@ class NodeCore:
         await self.free_sequence(live)
 
     async def drop_if_ahead(self, live: LiveSession, row: SessionRow) -> bool:
-        """Whether the store lost the end of a log that this node knows, as a failover may: then what is here is of no
-        use. Callers come again, and those who saw what is lost are told so by position."""
+        """Whether the store lost the end of a log that this node knows; then it gives the session up."""
         if row.branch != live.row.branch or row.head >= live.head:
             return False
-        log.error("%s: the store knows %d tokens, %d were here", live.name, row.head, live.head)
-        await self.drop(live, UnavailableError(f"{live.name}: the store lost the end of its log, call again"))
+        await self.drop_lost(live, f"the end of its log: it knows {row.head} tokens, {live.head} were here")
         return True
+
+    async def drop_lost(self, live: LiveSession, what: str) -> None:
+        """The store lost something that this node knows, as a failover may: what is here is of no use. Callers come
+        again, and those who saw what is lost are told so by position."""
+        log.error("%s: the store lost %s", live.name, what)
+        await self.drop(live, UnavailableError(f"{live.name}: the store lost {what}; call again"))
 
     async def drop(self, live: LiveSession, error: Exception) -> None:
         """The node gives the session up: readers raise `error`, the slot is freed."""

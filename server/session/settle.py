@@ -2,7 +2,7 @@
 
 import logging
 
-from forkpoint.errors import AbortedError, ForkpointError, SessionPausedError, SessionRelocatingError
+from forkpoint.errors import AbortedError, ForkpointError, NotFoundError, SessionPausedError, SessionRelocatingError
 from forkpoint.server.session.checkpoint import Checkpointer
 from forkpoint.server.session.core import NodeCore
 from forkpoint.server.session.live import LiveSession, LogTail
@@ -114,7 +114,11 @@ class Settler:
         """Whether the generation has ended in the store; if so, it has here."""
         if live.generation is None:
             return False
-        row = await self._core.catalog.get_generation(live.name, live.generation.row.generation)
+        try:
+            row = await self._core.catalog.get_generation(live.name, live.generation.row.generation)
+        except NotFoundError:
+            await self._core.drop_lost(live, "its generation")
+            return True
         if row.finish is None or row.end is None:
             return False
         await self._finish(live, row.finish, row.end, head_hash)

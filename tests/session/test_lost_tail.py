@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from forkpoint.clock import SystemClock
-from forkpoint.errors import LogTailMissingError, SessionBusyError, UnavailableError
+from forkpoint.errors import LogTailMissingError, SessionBusyError, StoreUnavailableError, UnavailableError
 from forkpoint.ids import SessionName
 from forkpoint.server.engine.batch import Sample
 from forkpoint.server.session.api import AppendCall, GenerateCall, Input
@@ -124,6 +124,26 @@ async def test_a_generation_whose_end_was_lost_comes_to_it_again(memory: Running
     fail_over(memory, tables)
     assert await appended(memory, name, LATER) == len(KEPT) + 40
     assert await memory.log(name) == KEPT + continuation(KEPT, 40, GREEDY)[0] + LATER
+
+
+async def test_a_generation_that_was_lost_whole_is_begun_anew(memory: Running) -> None:
+    name = await memory.session("s")
+    await memory.append(name, KEPT)
+    await memory.idle(name)
+    tables = replica(memory)
+    memory.faults.before["commit_step"] = StoreUnavailableError("catalog", "it fails over")
+    with pytest.raises(UnavailableError):
+        await memory.generate(GenerateCall(name, key("g"), max_tokens=9))
+    fail_over(memory, tables)
+    memory.faults.heal()
+    async with asyncio.timeout(10):
+        while True:
+            try:
+                read = await memory.generate(GenerateCall(name, key("g"), max_tokens=9))
+                break
+            except UnavailableError:
+                await asyncio.sleep(0.01)
+    assert read.tokens == continuation(KEPT, 9, GREEDY)[0]
 
 
 async def test_a_rewind_ends_a_generation_whose_end_was_lost(memory: Running) -> None:
