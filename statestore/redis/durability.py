@@ -51,7 +51,7 @@ def parse_facts(info: Reply, config: Reply) -> ServerFacts:
     return ServerFacts(
         product,
         tuple(int(part) for part in version.split(".") if part.isdigit()),
-        fields.get("role", ""),
+        fields.get("role", "").strip(),
         fields.get("aof_enabled", "0").strip() == "1",
         None if appendfsync is None else appendfsync.decode(),
         settings.get(b"no-appendfsync-on-rewrite") == b"yes",
@@ -77,7 +77,8 @@ class DurabilityGate:
         self._fixed = False
 
     async def greet(self, connection: Any) -> None:
-        """Raises ConfigError, DurabilityNotReachedError; StoreUnavailableError once the store is open; redis-py's."""
+        """Raises ConfigError and DurabilityNotReachedError, which are StoreUnavailableError once the store is open;
+        StoreUnavailableError of a replica; redis-py's errors."""
         info, config = await exchange_on(connection, QUESTIONS)
         if isinstance(info, ResponseError):
             raise info
@@ -90,6 +91,8 @@ class DurabilityGate:
 
     def admit(self, facts: ServerFacts) -> None:
         """As greet, of what a server said."""
+        if facts.role != "master":
+            raise StoreUnavailableError(self._url.shown, "it is a replica of another server")
         self._check_version(facts)
         self._check_policy(facts)
         reached, why = self._class_of(facts)

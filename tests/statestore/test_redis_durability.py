@@ -74,13 +74,14 @@ def test_the_class_follows_from_the_settings(query: str, server: ServerFacts, re
         ("", facts(policy="allkeys-lru"), "maxmemory-policy is 'allkeys-lru'"),
         ("", facts(policy="volatile-ttl"), "set it to noeviction"),
         ("", facts(policy=""), "'hidden'"),
+        ("", facts(role="slave"), "a replica of another server"),
         ("durability=local_fsync", facts(appendfsync="everysec"), r"memory .*appendfsync is everysec"),
         ("durability=local_fsync", facts(append_only=False), r"memory .*appendonly is no"),
         ("durability=local_fsync", facts(appendfsync=None), "hides CONFIG: say appendfsync=always"),
     ],
 )
 def test_a_server_that_will_not_do_says_why(query: str, server: ServerFacts, why: str) -> None:
-    with pytest.raises((ConfigError, DurabilityNotReachedError), match=why) as refused:
+    with pytest.raises((ConfigError, DurabilityNotReachedError, StoreUnavailableError), match=why) as refused:
         gate(query).admit(server)
     assert "secret" not in str(refused.value)
 
