@@ -1,4 +1,4 @@
-"""`forkpoint checkpoint …`: take, look at and verify checkpoints."""
+"""`forkpoint checkpoint …`: take, look at, verify and delete checkpoints."""
 
 import argparse
 
@@ -12,11 +12,12 @@ from forkpoint.client.client import Client
 
 def add_parser(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     """Add `checkpoint` and its sub-verbs."""
-    parser = verbs.add_parser("checkpoint", help="create, list, show and verify checkpoints")
+    parser = verbs.add_parser("checkpoint", help="create, list, show, verify and delete checkpoints")
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
     create = actions.add_parser("create", help="checkpoint a session at its head; durable when it returns")
     create.add_argument("session", help="W/S")
     create.add_argument("--id", default="", metavar="C", help="the checkpoint's id (default: drawn)")
+    create.add_argument("--ttl", type=float, metavar="SECONDS", help="kept for so long (default: until it is deleted)")
     _finish(create, _create)
     listing = actions.add_parser("list", help="checkpoints of a session")
     listing.add_argument("session", help="W/S")
@@ -27,6 +28,9 @@ def add_parser(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> 
     verify = actions.add_parser("verify", help="read every part and compare its digest; exit 1 when one is damaged")
     verify.add_argument("checkpoint", help="W/S/C")
     _finish(verify, _verify)
+    delete = actions.add_parser("delete", help="give a checkpoint up; its state is collected later")
+    delete.add_argument("checkpoint", help="W/S/C")
+    _finish(delete, _delete)
 
 
 def _finish(parser: argparse.ArgumentParser, action: Action) -> None:
@@ -35,7 +39,9 @@ def _finish(parser: argparse.ArgumentParser, action: Action) -> None:
 
 
 async def _create(client: Client, arguments: argparse.Namespace) -> int:
-    checkpoint = await client.sessions.open(session_name(arguments.session)).checkpoint(arguments.id)
+    checkpoint = await client.sessions.open(session_name(arguments.session)).checkpoint(
+        arguments.id, ttl_s=arguments.ttl
+    )
     if arguments.json:
         print_json(checkpoint_dict(checkpoint, with_parts=True))
     else:
@@ -99,3 +105,12 @@ async def _verify(client: Client, arguments: argparse.Namespace) -> int:
             print_table(("part", "blake3", "problem"), [tuple(part.values()) for part in damaged])
         print(f"{checked} parts checked, {len(damaged)} damaged, {bytes_text(size)}")
     return 1 if damaged else 0
+
+
+async def _delete(client: Client, arguments: argparse.Namespace) -> int:
+    checkpoint = await client.checkpoints.delete(checkpoint_name(arguments.checkpoint))
+    if arguments.json:
+        print_json(checkpoint_dict(checkpoint, with_parts=False))
+    else:
+        print(f"{short(checkpoint.name)}: deleted; it was at position {checkpoint.position:,}")
+    return 0

@@ -78,6 +78,7 @@ def checkpoint_dict(checkpoint: Any, with_parts: bool) -> dict[str, Any]:
         "exact": checkpoint.exact,
         "automatic": checkpoint.automatic,
         "create_time": time_text(checkpoint, "create_time"),
+        "expire_time": time_text(checkpoint, "expire_time"),
         "parts": len(checkpoint.parts),
         "bytes_total": checkpoint.bytes_total,
         "bytes_stored": checkpoint.bytes_stored,

@@ -13,7 +13,7 @@ from forkpoint.statestore.records import CheckpointPolicy, SessionRow, WorkflowR
 
 _POLICY = "checkpoint_policy"
 _EXPIRATION_PATHS = frozenset({"expire_time", "ttl"})
-_POLICY_PATHS = frozenset({_POLICY, f"{_POLICY}.every_tokens", f"{_POLICY}.on_turn_end"})
+_POLICY_PATHS = frozenset({_POLICY, *(f"{_POLICY}.{name}" for name in ("every_tokens", "on_turn_end", "keep_last"))})
 
 
 @dataclass(frozen=True, slots=True)

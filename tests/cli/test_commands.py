@@ -100,6 +100,25 @@ def test_checkpoints_are_created_listed_shown_and_verified(cli: Cli, reader: str
     assert "parts checked" in cli.text("checkpoint", "verify", f"{reader}/here")
 
 
+def test_a_checkpoint_is_deleted_and_collected(cli: Cli, store: Path) -> None:
+    cli.run("session", "create", "rubbish/s", "--create-workflow")
+    cli.run("generate", "rubbish/s", "--text", "import this\nimport that\n", "--max-tokens", "4")
+    cli.run("checkpoint", "create", "rubbish/s", "--id", "c")
+    assert cli.json("checkpoint", "create", "rubbish/s", "--id", "d", "--ttl", "3600")["expire_time"]
+    assert "deleted" in cli.text("checkpoint", "delete", "rubbish/s/c")
+    assert "NOT_FOUND" in cli.error("checkpoint", "delete", "rubbish/s/c")
+    (tier,) = cli.json("gc", "--dry-run")["tiers"]
+    assert (tier["stopped"], len(tier["tier"])) == ("", 32)
+    assert "stay" in cli.text("gc")
+    urls = ("--catalog", f"sqlite://{store / 'catalog.sqlite'}", "--blobs", f"file://{store / 'blobs'}")
+    here = cli.json("gc", "--dry-run", *urls)
+    assert (here["dry_run"], here["tiers"][0]["tier"]) == (True, tier["tier"])
+    assert "COLLECTED_ELSEWHERE" in cli.error("gc", *urls), "the server collects"
+    assert cli.json("check", *urls)["errors"] == 0
+    for wrong in (("--catalog", urls[1]), (*urls, "--keep-last", "1"), ("--catalog", "sqlite:///no/such", *urls[2:])):
+        assert "CONFIG" in cli.error("gc", *wrong)
+
+
 def test_a_damaged_checkpoint_fails_verify_and_check(cli: Cli, store: Path) -> None:
     cli.run("session", "create", "damage/s", "--create-workflow")
     cli.run("generate", "damage/s", "--text", "import os\nimport sys\nimport re\n", "--max-tokens", "4")
