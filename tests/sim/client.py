@@ -370,13 +370,20 @@ class Reading:
         tokens = self._call.input.token_ids or ()
         start = self._book.head + len(tokens)
         position = start
+        synced = self._book.synced_at_loss
         try:
-            while self._finished is None:
+            while self._finished is None or self._book.synced_at_loss != synced:
+                if self._book.synced_at_loss != synced:
+                    # Something else found out what the store lost, and began this session's book anew.
+                    await self._client.resync(self._book)
+                    raise ResyncError
                 call = replace(self._call, resume_position=position)
                 try:
                     seat = self._client._seat(self._book)
                     async with aclosing(self._client._wire.stream(seat, _generates(call))) as events:
                         async for event in events:
+                            if self._book.synced_at_loss != synced:
+                                break
                             position = self._take(event, start, position, tokens)
                 except SessionPausedError:
                     await asyncio.sleep(0.02)  # its end is in the store
