@@ -7,9 +7,9 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from forkpoint.errors import NotFoundError, StaleEpochError, StoreUnavailableError
-from forkpoint.statestore.calls import BeginGeneration, StepCommit
-from forkpoint.statestore.chain import root_hash
+from forkpoint.errors import NotFoundError, PreconditionError, StaleEpochError, StoreUnavailableError
+from forkpoint.statestore.calls import AppendTokens, BeginGeneration, StepCommit
+from forkpoint.statestore.chain import grid_hashes, root_hash
 from forkpoint.statestore.errors import BlobsCondemnedError
 from forkpoint.statestore.records import CheckpointRow, FinishReason, RequestKey, WorkflowRow
 from forkpoint.statestore.redis import checkpoints, manifests, sessions
@@ -193,6 +193,30 @@ async def test_an_owner_that_lost_its_epoch_on_the_way_takes_its_reference_back(
             await catalog.put_checkpoint(row("c"), b"m", 1, RequestKey("me", "w", "r", b"d"))
         assert await catalog.self_check() == []
         assert await catalog.remove_manifest(row("c").manifest_key)
+
+
+async def test_a_checkpoint_whose_log_was_rewound_on_the_way_is_refused(
+    server: RedisServerProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with opened(server.url()) as catalog, opened(server.url()) as other:
+        await owned(catalog, "s")
+        await catalog.append(AppendTokens(name("s"), 1, tuple(range(20))))
+        grid, chain_hash = grid_hashes(ROOT, tuple(range(20)))[1]
+        put = manifests.put
+
+        async def put_late(*arguments: object) -> str:
+            reference = await put(*arguments)  # type: ignore[arg-type]
+            await other.rewind(name("s"), 1, 3)
+            await other.append(AppendTokens(name("s"), 1, (7,) * 30))
+            return reference
+
+        monkeypatch.setattr(manifests, "put", put_late)
+        late = CheckpointRow(name("s"), "c", 20, grid, chain_hash, "n", True, 0)
+        with pytest.raises(PreconditionError, match="not the log's"):
+            await catalog.put_checkpoint(late, b"m", 1)
+        assert await catalog.list_checkpoints(name("s")) == []
+        assert await catalog.self_check() == []
+        assert await catalog.remove_manifest(late.manifest_key)
 
 
 async def test_a_condemned_blob_is_refused_before_anything_is_written(server: RedisServerProcess) -> None:
