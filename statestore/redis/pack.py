@@ -12,6 +12,10 @@ APART_BYTES: Final = 8192
 """A longer argument is sent from where it lies, not copied into a buffer with its neighbours."""
 
 
+_SHORT: Final = tuple(b"$%d\r\n" % size for size in range(256))
+_END: Final = b"\r\n"
+
+
 def pack(commands: Iterable[Command]) -> list[Buffer]:
     """RESP arrays of bulk strings, in pieces. Text is sent as UTF-8, numbers as Python writes them."""
     pieces: list[Buffer] = []
@@ -19,17 +23,23 @@ def pack(commands: Iterable[Command]) -> list[Buffer]:
     for command in commands:
         parts.append(b"*%d\r\n" % len(command))
         for argument in command:
-            if isinstance(argument, str):
-                data: Buffer = argument.encode()
-            elif isinstance(argument, int | float):
-                data = repr(argument).encode()
+            data = argument if type(argument) is bytes else _bytes_of(argument)
+            size = len(data)
+            if size < len(_SHORT) and type(data) is bytes:
+                parts += (_SHORT[size], data, _END)
+            elif size <= APART_BYTES:
+                parts += (b"$%d\r\n" % size, bytes(data), _END)
             else:
-                data = argument if isinstance(argument, bytes) else memoryview(argument).cast("B")
-            if isinstance(data, bytes) and len(data) <= APART_BYTES:
-                parts.append(b"$%d\r\n%b\r\n" % (len(data), data))
-            else:
-                parts.append(b"$%d\r\n" % len(data))
+                parts.append(b"$%d\r\n" % size)
                 pieces += (b"".join(parts), data)
-                parts = [b"\r\n"]
+                parts = [_END]
     pieces.append(b"".join(parts))
     return pieces
+
+
+def _bytes_of(argument: Argument) -> Buffer:
+    if isinstance(argument, str):
+        return argument.encode()
+    if isinstance(argument, int | float):
+        return repr(argument).encode()
+    return argument if isinstance(argument, bytes) else memoryview(argument).cast("B")
