@@ -8,7 +8,7 @@ import math
 import struct
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 from zlib import crc32
 
 from forkpoint.errors import LogCorruptError
@@ -60,28 +60,20 @@ def encode_record(record: LogRecord) -> bytes:
 
 def decode_record(data: bytes, branch: int, start: int) -> LogRecord:
     """The record that is stored under (branch, start). Raises ValueError naming what is wrong."""
-    body, (_, kind, _, _, count, _, _, epoch, chain) = _opened(data, branch, start)
-    tokens_stop = _HEADER.size + count * TOKEN_BYTES
-    return LogRecord(branch, start, epoch, Kind(kind), chain, body[_HEADER.size : tokens_stop], body[tokens_stop:])
-
-
-def _opened(data: bytes, branch: int, start: int) -> tuple[bytes, tuple[Any, ...]]:
-    """A record without its checksum, and its header's fields, all verified."""
     if len(data) < _HEADER.size + _CRC.size:
         raise ValueError(f"{len(data)} bytes are no record")
     body = data[: -_CRC.size]
     if _CRC.unpack_from(data, len(body))[0] != crc32(body):
         raise ValueError("record checksum differs")
-    header = _HEADER.unpack_from(body)
-    version, _, flags, reserved, count, own_branch, own_start, _, _ = header
+    version, kind, flags, reserved, count, own_branch, own_start, epoch, chain = _HEADER.unpack_from(body)
     if version != VERSION or reserved != 0 or flags & ~_HAS_LOGPROBS:
         raise ValueError(f"record version {version} is unknown, this process reads {VERSION}")
-    if own_branch != branch or own_start != start:
+    if (own_branch, own_start) != (branch, start):
         raise ValueError(f"a record of branch {own_branch} at {own_start} lies at branch {branch}, {start}")
     tokens_stop = _HEADER.size + count * TOKEN_BYTES
     if count == 0 or len(body) != tokens_stop + (count * _LOGPROB_BYTES if flags & _HAS_LOGPROBS else 0):
         raise ValueError(f"{len(body)} bytes do not hold {count} tokens")
-    return body, header
+    return LogRecord(branch, start, epoch, Kind(kind), chain, body[_HEADER.size : tokens_stop], body[tokens_stop:])
 
 
 def write_records(
@@ -101,19 +93,20 @@ def write_records(
         chain.extend_packed(tokens)
 
 
-def grow_record(
-    data: bytes, branch: int, start: int, token_ids: Sequence[int], logprobs: Sequence[float | None] = ()
-) -> bytes:
-    """The record under (branch, start) with more tokens at its end. Raises ValueError as decode_record."""
-    body, (version, kind, flags, reserved, count, *place, chain) = _opened(data, branch, start)
-    tokens_stop = _HEADER.size + count * TOKEN_BYTES
-    tokens, old = body[_HEADER.size : tokens_stop] + pack_tokens(token_ids), body[tokens_stop:]
+def grow_record(record: bytes, tokens: bytes, logprobs: Sequence[float | None] = ()) -> bytes:
+    """A record that is known to be whole, with more tokens (uint32 little-endian) at its end."""
+    version, kind, flags, reserved, count, *place = _HEADER.unpack_from(record)
+    more = len(tokens) // TOKEN_BYTES
     new = pack_logprobs(logprobs)
-    if old or new:
+    if new or flags & _HAS_LOGPROBS:
+        border = _HEADER.size + count * TOKEN_BYTES
+        old = record[border : -_CRC.size] or _NO_LOGPROB * count
+        tokens = record[_HEADER.size : border] + tokens + old + (new or _NO_LOGPROB * more)
         flags |= _HAS_LOGPROBS
-        new = (old or _NO_LOGPROB * count) + (new or _NO_LOGPROB * len(token_ids))
-    grown = _HEADER.pack(version, kind, flags, reserved, count + len(token_ids), *place, chain) + tokens + new
-    return grown + _CRC.pack(crc32(grown))
+    else:
+        tokens = record[_HEADER.size : -_CRC.size] + tokens
+    body = _HEADER.pack(version, kind, flags, reserved, count + more, *place) + tokens
+    return body + _CRC.pack(crc32(body))
 
 
 def pack_logprobs(logprobs: Sequence[float | None]) -> bytes:

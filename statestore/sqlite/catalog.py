@@ -53,11 +53,11 @@ from forkpoint.statestore.sqlite import (
     retention,
     selfcheck,
     sessions,
-    step,
     workflows,
 )
 from forkpoint.statestore.sqlite.connection import SqliteConnection
 from forkpoint.statestore.sqlite.group import GroupCommit
+from forkpoint.statestore.sqlite.step import Steps
 from forkpoint.statestore.sqlite.tx import Tx
 
 P = ParamSpec("P")
@@ -72,6 +72,7 @@ class SqliteCatalog:
     ) -> None:
         self._connection = SqliteConnection(path, vfs, synchronous)
         self._group = GroupCommit(self._connection)
+        self._steps = Steps(self._connection)
         self._clock = clock or SystemClock()
         self._marker: StoreMarker | None = None
         self._root = b""
@@ -105,7 +106,11 @@ class SqliteCatalog:
         await self._connection.close()
 
     async def _write(self, work: Callable[Concatenate[Tx, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
-        return await self._group.run(lambda db: work(self._tx(db), *args, **kwargs))
+        return await self._group.run(lambda db: self._change(db, lambda tx: work(tx, *args, **kwargs)))
+
+    def _change(self, db: apsw.Connection, work: Callable[[Tx], T]) -> T:
+        self._steps.forget()
+        return work(self._tx(db))
 
     async def _read(self, work: Callable[Concatenate[Tx, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
         return await self._connection.run(self._look, lambda tx: work(tx, *args, **kwargs))
@@ -200,7 +205,7 @@ class SqliteCatalog:
         return await self._write(generations.begin, begin)
 
     async def commit_step(self, commits: Sequence[StepCommit]) -> list[StepOutcome]:
-        return await self._write(step.commit, commits)
+        return await self._group.run(lambda db: self._steps.commit(self._tx(db), commits))
 
     async def open_generation(self, name: SessionName) -> GenerationRow | None:
         return await self._read(generations.open_one, name)

@@ -72,6 +72,8 @@ class SqliteConnection:
         self._broken: str | None = None
         self._wal_pages = 0
         self._closed = False
+        self.undone = 0
+        """Counts transactions and savepoints that were rolled back: what anyone remembers of them is void."""
 
     # --- from the event loop -----------------------------------------------------------------------------------
     @property
@@ -143,6 +145,9 @@ class SqliteConnection:
             try:
                 yield db
                 db.execute("COMMIT")
+            except BaseException:
+                self.undone += 1
+                raise
             finally:
                 if db.in_transaction:
                     db.execute("ROLLBACK")

@@ -67,7 +67,7 @@ class GroupCommit:
         try:
             with self._connection.transaction("BEGIN IMMEDIATE") as db:
                 for call in group:
-                    _attempt(db, call, alone=len(group) == 1)
+                    self._attempt(db, call, alone=len(group) == 1)
         except BaseException as error:  # noqa: BLE001 - whatever it is, every caller must hear of it
             for call in group:
                 call.error = call.error or error
@@ -75,16 +75,16 @@ class GroupCommit:
             call.settle()
         self._connection.move_wal_when_long()
 
-
-def _attempt(db: apsw.Connection, call: _Call, alone: bool) -> None:
-    """Run one call; alone it may fail its whole transaction, in company it is undone by itself."""
-    if alone:
-        call.result = call.work(db)
-        return
-    db.execute("SAVEPOINT one_call")
-    try:
-        call.result = call.work(db)
-    except _CALL_ERRORS as error:
-        call.error = error
-        db.execute("ROLLBACK TO one_call")
-    db.execute("RELEASE one_call")
+    def _attempt(self, db: apsw.Connection, call: _Call, alone: bool) -> None:
+        """Run one call; alone it may fail its whole transaction, in company it is undone by itself."""
+        if alone:
+            call.result = call.work(db)
+            return
+        db.execute("SAVEPOINT one_call")
+        try:
+            call.result = call.work(db)
+        except _CALL_ERRORS as error:
+            call.error = error
+            self._connection.undone += 1
+            db.execute("ROLLBACK TO one_call")
+        db.execute("RELEASE one_call")

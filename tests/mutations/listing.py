@@ -23,11 +23,11 @@ DURABILITY: Final = (
         "acknowledge-before-commit",
         "a call is answered inside its transaction, before COMMIT",
         "statestore/sqlite/group.py",
-        "                    _attempt(db, call, alone=len(group) == 1)\n"
+        "                    self._attempt(db, call, alone=len(group) == 1)\n"
         "        except BaseException as error:  # noqa: BLE001 - whatever it is, every caller must hear of it\n"
         "            for call in group:\n                call.error = call.error or error\n"
         "        for call in group:\n            call.settle()\n",
-        "                    _attempt(db, call, alone=len(group) == 1)\n                    call.settle()\n"
+        "                    self._attempt(db, call, alone=len(group) == 1)\n                    call.settle()\n"
         "                __import__('time').sleep(0.005)\n        except BaseException:\n            raise\n",
         (EVERY_CRASH,),
     ),
@@ -91,6 +91,38 @@ FENCING: Final = (
         "    if commit.epoch != row.epoch:\n",
         "    if commit.epoch > row.epoch:\n",
         ("tests/conformance/test_log.py", *EMBEDDED),
+    ),
+    Mutation(
+        "remember-a-step-that-was-undone",
+        "SQLite's next step goes on from one that was rolled back",
+        "statestore/sqlite/step.py",
+        "self._connection.undone)",
+        "0)",
+        ("tests/statestore/test_sqlite_pending.py",),
+    ),
+    Mutation(
+        "overlook-another-process",
+        "SQLite's next step does not see what another process wrote",
+        "statestore/sqlite/step.py",
+        'int(tx.db.pragma("data_version"))',
+        "0",
+        ("tests/statestore/test_sqlite_pending.py",),
+    ),
+    Mutation(
+        "overlook-another-call",
+        "SQLite's next step does not see what another call of the process wrote",
+        "statestore/sqlite/catalog.py",
+        "        self._steps.forget()\n",
+        "",
+        ("tests/statestore/test_sqlite_pending.py",),
+    ),
+    Mutation(
+        "fork-without-pending-tokens",
+        "a fork in SQLite does not move what its parent generated last",
+        "statestore/sqlite/forks.py",
+        "    pending.settle(tx, call.parent)\n",
+        "",
+        ("tests/statestore/test_sqlite_pending.py",),
     ),
     Mutation(
         "keep-the-epoch",

@@ -1,7 +1,9 @@
 """Generated tokens before they are in the log: whatever looks at them, or comes between, sees one log."""
 
+import asyncio
 import random
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 
 import apsw
@@ -10,7 +12,7 @@ import pytest
 from forkpoint.errors import LogCorruptError
 from forkpoint.statestore.base import Catalog
 from forkpoint.statestore.calls import AppendTokens, BeginGeneration, ForkSessions, StepCommit, StepStatus
-from forkpoint.statestore.check import check
+from forkpoint.statestore.check import Severity, check
 from forkpoint.statestore.memory.blobs import MemoryBlobs
 from forkpoint.statestore.memory.catalog import MemoryCatalog
 from forkpoint.statestore.records import FinishReason, Kind, SessionState
@@ -235,3 +237,54 @@ async def test_check_finds_pending_tokens_that_do_not_belong(catalog: SqliteCata
     db.execute(sql)
     db.close()
     assert "PENDING_TOKENS" in {finding.kind async for finding in check(catalog, MemoryBlobs())}
+
+
+# --- what is remembered from step to step --------------------------------------------------------------------------
+async def test_a_step_that_failed_is_not_remembered(catalog: SqliteCatalog, tmp_path: Path) -> None:
+    for session in ("good", "bad"):
+        await generating(catalog, session)
+        await step(catalog, session, 21)
+    db = apsw.Connection(str(tmp_path / "catalog.db"))
+    branch = (await catalog.get_session(name("bad"))).branch
+    db.execute("INSERT INTO log (branch, start, record) VALUES (?, 40, x'00')", (int(branch),))
+    for head in range(22, 28, 2):
+        good = StepCommit(name("good"), 1, head, (1000 + head,), "g")
+        commits = [good, StepCommit(name("bad"), 1, 22, (5,) * 40, "g")]
+        with pytest.raises(LogCorruptError):
+            await catalog.commit_step(commits)
+        await step(catalog, "good", head)
+        commits[0] = replace(good, start=head + 1, token_ids=(1000 + head + 1,))
+        other = catalog.get_session(name("good"))
+        with pytest.raises(LogCorruptError):
+            await asyncio.gather(catalog.commit_step(commits), catalog.commit_step([]), other)
+        await step(catalog, "good", head + 1)
+    db.execute("DELETE FROM log WHERE start = 40")
+    db.close()
+    for position in range(28, 100):
+        await step(catalog, "good", position)
+    assert (await catalog.read_log(name("good"), 0, 200)).token_ids == expected(100)
+
+
+async def test_whatever_else_writes_between_two_steps_counts(catalog: SqliteCatalog, tmp_path: Path) -> None:
+    other = SqliteCatalog(tmp_path / "catalog.db", ManualClock())
+    await other.open(MARKER)
+    await generating(catalog, "s")
+    head, epoch, rng = 21, 1, random.Random(7)
+    for number in range(60):
+        await step(catalog, "s", head, epoch)
+        head += 1
+        writer = rng.choice((catalog, other))
+        what = rng.randrange(4)
+        if what == 0:
+            await step(writer, "s", head, epoch)
+            head += 1
+        elif what == 1:
+            epoch = (await writer.acquire(name("s"), "node-b", epoch)).epoch
+            late = StepCommit(name("s"), epoch - 1, head, (1,), "g")
+            assert (await catalog.commit_step([late]))[0].status is StepStatus.STALE_EPOCH
+        elif what == 2:
+            await writer.fork(ForkSessions(name("s"), None, (new(f"c{number}"),)))
+    assert (await other.read_log(name("s"), 0, 1000)).token_ids == expected(head)
+    errors = [finding async for finding in check(catalog, MemoryBlobs()) if finding.severity is Severity.ERROR]
+    assert errors == []
+    await other.close()
