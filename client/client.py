@@ -1,7 +1,7 @@
 """The client: `async with Client("127.0.0.1:50061") as client: …`."""
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Final, Self
 
@@ -179,7 +179,7 @@ class Garbage:
     def __init__(self, wire: Wire) -> None:
         self._wire = wire
 
-    async def collect(self, *, dry_run: bool = False) -> AsyncIterator[admin_pb2.GcProgress]:
+    async def collect(self, *, dry_run: bool = False) -> AsyncGenerator[admin_pb2.GcProgress, None]:
         """Collect every tier that the node can reach: counts as they grow, the last of each tier with `done`. Raises
         RemoteError with COLLECTED_ELSEWHERE while another node collects. Closing the iterator stops the work."""
         request = admin_pb2.CollectGarbageRequest(dry_run=dry_run)

@@ -1,6 +1,7 @@
 """Checkpoints that are deleted, that expire, that are collected: over the wire."""
 
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
@@ -10,7 +11,7 @@ from forkpoint.proto.forkpoint.v1 import admin_pb2, checkpoint_pb2, common_pb2
 from forkpoint.proto.forkpoint.v1 import session_service_pb2 as pb
 from tests.support.rpc_site import Refusal, Served, served, settled
 
-EAGER = {"keep_last": 2, "ladder_step": 0, "gc_interval_seconds": 0, "gc_grace_seconds": 0}
+EAGER: dict[str, Any] = {"keep_last": 2, "ladder_step": 0, "gc_interval_seconds": 0, "gc_grace_seconds": 0}
 
 
 async def collect(site: Served, dry_run: bool = False) -> admin_pb2.GcProgress:

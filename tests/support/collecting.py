@@ -12,7 +12,7 @@ from forkpoint.statestore.checkpoint import CheckpointStore, SavedCheckpoint
 from forkpoint.statestore.gc import Collector, CollectorOptions
 from forkpoint.statestore.gcreport import CollectionReport
 from forkpoint.statestore.manifest import digests_in
-from forkpoint.statestore.records import CheckpointRow, NodeRow, SessionState
+from forkpoint.statestore.records import CheckpointRow, ManifestRow, NodeRow, SessionState
 from forkpoint.statestore.retention import RetentionPolicy
 from forkpoint.statestore.scan import all_manifests, all_sessions
 from tests.support.store import MARKER, ManualClock, name, new, owned
@@ -125,6 +125,10 @@ class Yard:
     async def _named(self) -> list[str]:
         manifests = [scanned.row.manifest async for scanned in all_manifests(self.catalog)]
         return [digest.hex() for manifest in manifests for digest in digests_in(manifest)]
+
+    async def named_by(self, row: ManifestRow) -> list[str]:
+        """The blobs that a manifest names."""
+        return [digest.hex() for digest in digests_in(row.manifest)]
 
     async def usable(self, session: str) -> CheckpointRow | None:
         """What a session would be restored from."""
