@@ -1,5 +1,6 @@
 """What only SQL sees: broken pages, rows that point at nothing, and sums that do not add up."""
 
+from collections.abc import Iterator
 from typing import Final
 
 from forkpoint.statestore.findings import Finding, Severity
@@ -64,6 +65,12 @@ _QUERIES: Final = (
     ),
 )
 
+_EPOCHS: Final = (
+    "SELECT DISTINCT s.workflow || '/' || s.session, s.epoch, substr(l.record, 25, 8) FROM sessions s"
+    " JOIN log l ON l.branch = s.branch"
+)
+"""Session, its epoch, and each epoch (bytes 24 to 31, docs/formats.md) that records of its own branch bear."""
+
 
 def findings(tx: Tx) -> list[Finding]:
     """Everything wrong that one of the queries or SQLite itself sees."""
@@ -74,4 +81,13 @@ def findings(tx: Tx) -> list[Finding]:
     ]
     for kind, detail, sql in _QUERIES:
         found.extend(Finding(Severity.ERROR, kind, str(row[0]), detail) for row in tx.rows(sql))
-    return found
+    return [*found, *_late_records(tx)]
+
+
+def _late_records(tx: Tx) -> Iterator[Finding]:
+    """Log records under an epoch that their session has not reached: nobody may have written them."""
+    for name, epoch, written in tx.rows(_EPOCHS):
+        record_epoch = int.from_bytes(bytes(written), "little")
+        if record_epoch > int(epoch):
+            detail = f"a log record is of epoch {record_epoch}, the session is at {epoch}"
+            yield Finding(Severity.ERROR, "WRONG_EPOCH", str(name), detail)

@@ -4,9 +4,11 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import apsw
 import pytest
 
 from forkpoint.statestore.blobs import BlobStore
+from forkpoint.statestore.calls import AppendTokens, ForkSessions
 from forkpoint.statestore.check import Finding, Severity, check, repair
 from forkpoint.statestore.checkpoint import CheckpointStore
 from forkpoint.statestore.codec import digest_of
@@ -14,10 +16,11 @@ from forkpoint.statestore.file.blobs import FileBlobs
 from forkpoint.statestore.memory.blobs import MemoryBlobs
 from forkpoint.statestore.memory.lru import HostMemoryBlobs
 from forkpoint.statestore.records import Pin, SessionState
+from forkpoint.statestore.sqlite.catalog import SqliteCatalog
 from forkpoint.statestore.tiers import Role, Tier, TieredBlobs
 from forkpoint.statestore.wrappers.meter import MeteredBlobs
 from tests.statestore.test_checkpoint_store import SPECS, Store
-from tests.support.store import name
+from tests.support.store import MARKER, name, new, owned
 
 NOISE = b"noise"
 
@@ -227,3 +230,19 @@ async def test_every_part_is_checked(store: TieredStore) -> None:
             await tier.replace(digest, NOISE)
     assert await store.kinds() == [("BLOB_DAMAGED", Severity.ERROR)] * len(SPECS)
     assert [finding async for finding in check(store.catalog, MemoryBlobs())] != []
+
+
+async def test_a_record_of_an_epoch_that_its_session_never_reached_is_found(tmp_path: Path) -> None:
+    catalog = SqliteCatalog(tmp_path / "catalog.db")
+    await catalog.open(MARKER)
+    await owned(catalog, "s")
+    await catalog.acquire(name("s"), "node-a", 1)
+    await catalog.append(AppendTokens(name("s"), 2, tuple(range(40))))
+    await catalog.fork(ForkSessions(name("s"), 20, (new("c"),)))
+    assert [finding async for finding in check(catalog, MemoryBlobs())] == []
+    db = apsw.Connection(str(tmp_path / "catalog.db"))
+    db.execute("UPDATE sessions SET epoch = 1 WHERE session = 's'")
+    db.close()
+    found = [(finding.kind, finding.where) async for finding in check(catalog, MemoryBlobs())]
+    assert found == [("WRONG_EPOCH", "w/s")]
+    await catalog.close()
