@@ -1,124 +1,18 @@
 """No acknowledged change is ever lost: crashes at every file operation of a scripted workload, in every shape."""
 
-import tempfile
-from collections.abc import Awaitable, Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
 from typing import cast
 
 import pytest
 
+from forkpoint.statestore.base import Catalog
 from forkpoint.statestore.blobs import BlobStore, Buffer
-from forkpoint.statestore.check import Severity, check
-from forkpoint.statestore.checkpoint import CheckpointStore
-from forkpoint.statestore.file.blobs import FileBlobs
-from forkpoint.statestore.sqlite import connection
-from forkpoint.statestore.sqlite.catalog import SqliteCatalog
-from tests.crash.disk import Crash, Operation, Replay
-from tests.crash.recording import (
-    OpsWithoutContentSync,
-    OpsWithoutFolderSync,
-    Recording,
-    RecordingOps,
-    RecordingVFS,
-)
-from tests.crash.recover import Recoverer, Snapshot, snapshot
-from tests.crash.script import Workload
-from tests.support.store import MARKER, ManualClock
-
-
-@pytest.fixture
-def memory_folder() -> Iterator[Path]:
-    """A folder in memory where there is one: thousands of recoveries need no disk."""
-    shm = Path("/dev/shm")
-    with tempfile.TemporaryDirectory(dir=shm if shm.is_dir() else None) as folder:
-        yield Path(folder)
-
-
-@dataclass(frozen=True)
-class Run:
-    """A recorded run: its operations, and the store after each acknowledged action."""
-
-    operations: list[Operation]
-    snapshots: list[Snapshot]
-    root: Path
-    opened: int
-    """Index of the first operation after the store was made."""
-    database: int
-    """The database's file number."""
-
-
-async def record(
-    folder: Path,
-    rounds: int,
-    synchronous: str = "FULL",
-    ops: Callable[[Recording], RecordingOps] = RecordingOps,
-    wrap: Callable[[BlobStore], BlobStore] = lambda blobs: blobs,
-    after: Callable[[], Awaitable[None]] | None = None,
-) -> Run:
-    """Run the script on a recorded store."""
-    root = folder / "store"
-    root.mkdir()
-    recording = Recording()
-    vfs = RecordingVFS(recording)
-    catalog = SqliteCatalog(root / "catalog.db", ManualClock(), vfs=vfs.vfs_name, synchronous=synchronous)
-    blobs = FileBlobs(root / "blobs", ops(recording))
-    try:
-        await catalog.open(MARKER)
-        snapshots = [snapshot(root / "catalog.db")]
-        opened = len(recording.operations)
-        for action in Workload(catalog, CheckpointStore(catalog, wrap(blobs)), rounds).actions():
-            await action()
-            recording.note(Operation("ack", None))
-            if after is not None:
-                await after()
-            snapshots.append(snapshot(root / "catalog.db"))
-            findings = [finding async for finding in check(catalog, blobs)]
-            assert [finding for finding in findings if finding.severity is Severity.ERROR] == []
-    finally:
-        await catalog.close()
-        await blobs.close()
-        vfs.unregister()
-    return Run(recording.operations, snapshots, root, opened, recording.number_of(str(root / "catalog.db")))
-
-
-def first_problem(run: Run, scratch: Path, crashes: Iterator[Crash]) -> tuple[str | None, int]:
-    """The first crash that loses something, and how many were tried."""
-    scratch.mkdir(exist_ok=True)
-    recoverer = Recoverer(run.root, scratch, run.snapshots)
-    for crash in crashes:
-        if crash.point < run.opened:
-            continue
-        problem = recoverer.problem(crash)
-        if problem is not None:
-            return problem, recoverer.recoveries
-    return None, recoverer.recoveries
-
-
-async def reopened(run: Run, folder: Path, crash: Crash) -> list[str]:
-    """Put everything that a crash left in a folder, open it as a server would, and check it: errors found."""
-    for path, data in sorted(crash.state.files().items()):
-        target = folder / Path(path).relative_to(run.root)
-        if Path(path).is_dir():
-            target.mkdir(parents=True, exist_ok=True)
-        elif target.parent.is_dir() or target.parent == folder:
-            target.parent.mkdir(exist_ok=True, parents=True)
-            target.write_bytes(data)
-    catalog, blobs = SqliteCatalog(folder / "catalog.db"), FileBlobs(folder / "blobs")
-    try:
-        await catalog.open(MARKER)
-        findings = [finding async for finding in check(catalog, blobs)]
-        return [str(finding) for finding in findings if finding.severity is Severity.ERROR]
-    finally:
-        await catalog.close()
-        await blobs.close()
-
-
-@pytest.fixture
-async def run(memory_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
-    """The workload as it should be, with WAL pages moved often enough to crash in the middle of that too."""
-    monkeypatch.setattr(connection, "CHECKPOINT_PAGES", 60)
-    return await record(memory_folder, rounds=9)
+from forkpoint.statestore.records import ManifestKey
+from tests.crash.collecting import Collecting
+from tests.crash.disk import Replay
+from tests.crash.recording import OpsWithoutContentSync, OpsWithoutFolderSync, Recording, RecordingOps
+from tests.crash.runs import Run, first_problem, record, reopened
 
 
 async def test_a_crash_at_any_operation_in_any_shape_keeps_everything_acknowledged(
@@ -196,6 +90,23 @@ class LateBlobs:
 
     def __getattr__(self, attribute: str) -> object:
         return getattr(self._inner, attribute)
+
+
+async def test_blobs_that_are_deleted_while_a_manifest_names_them_are_found_out(memory_folder: Path) -> None:
+    def keep_the_rows(script: Collecting) -> None:
+        class Lying:
+            """Says that a manifest was removed, and keeps it."""
+
+            def __getattr__(self, method: str) -> object:
+                return getattr(catalog, method)
+
+            async def remove_manifest(self, key: ManifestKey) -> bool:
+                return True
+
+        catalog, script.catalog = script.catalog, cast(Catalog, Lying())
+
+    with pytest.raises(AssertionError, match="BLOB_MISSING"):
+        await record(memory_folder, rounds=0, collecting=1, spoil=keep_the_rows)
 
 
 async def test_a_manifest_committed_before_its_blobs_is_found_out(memory_folder: Path) -> None:
