@@ -1,6 +1,6 @@
 """Verified reads of a log across its ancestors."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -18,7 +18,7 @@ from forkpoint.statestore.rules import check_position
 
 LOOK_BACK: Final = RECORD_TOKENS_MAX + TILE_TOKENS
 """No read that begins at p needs anything before p - this (logrecord.read_stretch)."""
-ROOM: Final = 1024
+ROOM: Final = 2048
 """Records in one reply: a server that gathers them serves nobody else meanwhile. The rest is fetched in more steps."""
 
 
@@ -56,7 +56,7 @@ async def fetch(access: Access, name: SessionName, start: int, limit: int, delet
         raise session_error(refusal, name) from None
     branch, head, at_head, epoch, _state = row
     chain = chain_from(int(head), bytes(at_head))
-    records = [_record(*record) for record in found]
+    records = [record for branch_, cut, data in found for record in _records(int(branch_), int(cut), data)]
     if everything != b"1":
         stop = min(chain.position, start + limit)
         records = await _fetch_rest(access, base, parts, records, stop)
@@ -64,8 +64,14 @@ async def fetch(access: Access, name: SessionName, start: int, limit: int, delet
     return FetchedLog(bytes(branch).decode(), chain, int(epoch), covered, records, goes_on == b"1")
 
 
-def _record(branch: bytes, start: bytes, cut: bytes, data: bytes) -> StoredRecord:
-    return StoredRecord(int(branch), int(start), int(cut), bytes(data))
+def _records(branch: int, cut: int, data: bytes) -> Iterator[StoredRecord]:
+    """The records in frames (reads.lua)."""
+    at = 0
+    while at < len(data):
+        line = data.index(b"\n", at)
+        start, size = data[at:line].split(b" ")
+        at = line + 1 + int(size)
+        yield StoredRecord(branch, int(start), cut, data[line + 1 : at])
 
 
 async def _fetch_rest(
@@ -79,17 +85,12 @@ async def _fetch_rest(
         remaining.pop(0)
     start = last.start + 1
     for branch, begin, cut in remaining:
-        begin = max(begin, start)
-        while begin < min(stop, cut):
-            found = await access.functions.look(
-                base, "XRANGE", f"{base}:log:{branch}", f"{begin}-0", f"{min(stop, cut)}-0", "COUNT", ROOM
-            )
-            for entry, values in found:
-                at = int(bytes(entry).partition(b"-")[0])
-                records.append(StoredRecord(branch, at, cut, bytes(values[1])))
-                begin = at + 1
-            if len(found) < ROOM:
-                break
+        begin, count = max(begin, start), ROOM
+        while begin < min(stop, cut) and count == ROOM:
+            reply = await access.functions.read(base, "read_records", branch, begin, min(stop, cut), ROOM)
+            more, count = list(_records(branch, cut, reply[0])), int(reply[1])
+            records += more
+            begin = more[-1].start + 1 if more else begin
     return records
 
 
