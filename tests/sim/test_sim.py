@@ -15,7 +15,7 @@ from tests.sim.process import Condition, Process
 from tests.sim.world import run_seed
 
 ROOT = Path(__file__).resolve().parents[2]
-SEEDS = 160
+SEEDS = 100
 
 
 def loop(seed: int = 0) -> SimLoop:
