@@ -10,7 +10,9 @@ from forkpoint.cli.main import main
 from forkpoint.statestore.calls import AppendTokens
 from forkpoint.statestore.checkpoint import CheckpointStore
 from forkpoint.statestore.open import open_blobs, open_catalog
+from forkpoint.statestore.redis.blobheader import BlobKeys
 from tests.statestore.test_checkpoint_store import POINTS, SPECS, TOKENS, content
+from tests.support.redis_servers import redis_server
 from tests.support.store import MARKER, name, owned
 
 
@@ -102,3 +104,21 @@ def test_a_place_that_is_not_there_is_an_error_and_not_made(
     assert main(["check", *urls]) != 0
     assert "CONFIG" in capsys.readouterr().err
     assert not (tmp_path / "nowhere").exists()
+
+
+def test_a_store_on_redis_is_checked_and_swept(capsys: pytest.CaptureFixture[str]) -> None:
+    with redis_server("valkey") as server:
+        digest = asyncio.run(make_store(server.url(), server.url()))
+        urls = ["check", "--catalog", server.url(), "--blobs", server.url()]
+        assert main(urls) == 0
+        assert capsys.readouterr().out == "0 errors, 0 warnings\n"
+        left_over = f"{BlobKeys(MARKER.namespace).header(digest)}:0123456789abcdef:0"
+        server.command("SET", left_over, b"of an upload that was replaced")
+        assert main([*urls, "--json", "--repair"]) == 0
+        (finding,) = json.loads(capsys.readouterr().out)["findings"]
+        assert (finding["kind"], finding["repaired"], finding["repair"]) == ("ORPHAN_CHUNKS", True, "removed")
+        assert server.command("EXISTS", left_over) == 0
+        server.command("DEL", BlobKeys(MARKER.namespace).header(digest))
+        assert main([*urls, "--json"]) == 1
+        kinds = {finding["kind"] for finding in json.loads(capsys.readouterr().out)["findings"]}
+        assert kinds == {"BLOB_MISSING", "ORPHAN_CHUNKS"}
