@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: demo test check lint types stubs stubs-fresh test-triton test-gpu clean
+.PHONY: demo test check lint types stubs stubs-fresh test-triton test-gpu sim mutations clean
 
 $(VENV)/.runtime: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -53,6 +53,17 @@ GPU_TESTS := tests/gpu tests/triton tests/model tests/engine tests/exactness
 
 test-gpu: $(VENV)/.dev
 	$(BIN)/python -m pytest -q $(if $(WORKERS),-n $(WORKERS)) $(GPU_TESTS) --device cuda
+
+# The session layer on a simulated store, SEEDS runs from FIRST on; a failing one is told by its seed.
+SEEDS ?= 10000
+FIRST ?= 0
+
+sim: $(VENV)/.dev
+	$(BIN)/python -m tests.sim --seeds $(SEEDS) --first $(FIRST)
+
+# Every mistake of tests/mutations, put into the code one at a time; writes docs/mutations.md.
+mutations: $(VENV)/.dev
+	$(BIN)/python -m tests.mutations
 
 clean:
 	rm -rf $(VENV) build dist src/*.egg-info
