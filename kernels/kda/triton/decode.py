@@ -53,6 +53,21 @@ def keep_inputs(inputs, ring, grid, slot, position, channel, channels):
 
 
 @triton.jit
+def unreference_step(left_open, keys_out, query_out, query, reference, row_of, H: tl.constexpr):
+    """k+ of the open tile's rows and q+ in place of the query; row_of = (slot, row of the batch, head, place)."""
+    slot, n, head, newest = row_of
+    key = tl.arange(0, 128)
+    for first in tl.static_range(0, 16, 4):
+        some = (first + tl.arange(0, 4))[:, None]
+        mask = (some <= newest) & (key >= 0)[None, :]
+        left = tl.load(left_open + ((slot * 16 + some) * H + head) * 128 + key[None, :], mask=mask, other=0.0)
+        plus = unreferenced(left, reference[None, :], some)
+        tl.store(keys_out + ((n * 16 + some) * H + head) * 128 + key[None, :], plus, mask=mask)
+    tl.debug_barrier()
+    tl.store(query_out + (n * H + head) * 128 + key, unreferenced(query, reference, newest))
+
+
+@triton.jit
 def step_kernel(
     facts, x, z, b, weight, A_log, dt_bias, ring, grid, left_open, right_open, v_open, beta_open, total_open,
     reference_open, query_out, keys_out, inverse_out, outputs_out, rest_out, decay_out, x_stride, z_stride, b_stride,
@@ -110,25 +125,16 @@ def step_kernel(
         keep_inputs(v_in, ring, grid, slot, position, H * 256 + channel, channels)
         # From memory rather than registers: a row's layout is not a tile's, and to turn it there takes more of both.
         tl.debug_barrier()
-        rows = (slot * 16 + place) * H + head
-        exists = place <= newest
+        rows, late = (slot * 16 + place) * H + head, reference_open + own * 128
         factors = (left_open + rows * 128, query_out + at * 128 + place * 0, right_open + rows * 128)
-        late = reference_open + own * 128
         inverse, outputs = tile_matrices(
-            factors, exists, place == newest, beta, late, newest >= 8, TWO_REFERENCES, KEYS, False
+            factors, place <= newest, place == newest, beta, late, newest >= 8, TWO_REFERENCES, KEYS, False
         )
         tl.store(inverse_out + at * 256 + row * 16 + column, inverse)
         # One column out of the tile by a masked store: it moves no bit, a sum over zeros might.
         tl.store(outputs_out + at * 16 + row + column * 0, outputs, mask=(row >= 0) & (column == newest))
         if TWO_REFERENCES:
-            for first in tl.static_range(0, 16, 4):
-                some = (first + tl.arange(0, 4))[:, None]
-                mask = (some <= newest) & (key >= 0)[None, :]
-                left = tl.load(left_open + ((slot * 16 + some) * H + head) * 128 + key[None, :], mask=mask, other=0.0)
-                plus = unreferenced(left, reference[None, :], some)
-                tl.store(keys_out + ((n * 16 + some) * H + head) * 128 + key[None, :], plus, mask=mask)
-            tl.debug_barrier()
-            tl.store(query_out + at * 128 + key, unreferenced(query, reference, newest))
+            unreference_step(left_open, keys_out, query_out, query, reference, (slot, n, head, newest), H)
         if newest == 15:
             first_row = right_open + (slot * 16 * H + head) * 128
             close_tile(first_row, H * 128, rest_out + at * 2048, decay_out + at * 128, total, reference, TWO_REFERENCES)
