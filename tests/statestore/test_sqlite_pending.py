@@ -2,7 +2,8 @@
 
 import asyncio
 import random
-from collections.abc import AsyncIterator
+import tempfile
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,6 +22,14 @@ from forkpoint.statestore.sqlite.pending import MOVE_TOKENS
 from tests.support.store import MARKER, PARAMS, ManualClock, name, new, owned
 
 PROMPT = tuple(range(21))
+
+
+@pytest.fixture
+def tmp_path() -> Iterator[Path]:
+    """In memory, when there is such a place: these tests are about meaning, not about disks."""
+    memory = Path("/dev/shm")
+    with tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None) as folder:
+        yield Path(folder)
 
 
 @pytest.fixture
