@@ -1,4 +1,4 @@
-"""Garbage collection against the size of the store: blobs as files, a tenth of them named by no manifest.
+"""Garbage collection against the size of the store: blobs as files, two in a hundred of them named by no manifest.
 
 The blobs are written without syncing, and a manifest names a hundred. What is measured is a whole collection: judge
 checkpoints, mark, list, condemn, look again, delete, absolve.
@@ -36,7 +36,7 @@ from forkpoint.statestore.retention import RetentionPolicy
 SIZES: Final = (10_000, 100_000, 1_000_000)
 NAMED: Final = 100
 """Blobs of one manifest."""
-GARBAGE: Final = 0.1
+GARBAGE: Final = 0.02
 FRAME: Final = 64
 A_SESSION: Final = 50
 """Checkpoints of one session, all of which its policy keeps."""
@@ -53,7 +53,7 @@ async def measure(folder: Path, quick: bool) -> list[Measurement]:
         linear = None if before is None else before[1] * size / before[0]
         rows.append(
             Measurement(
-                f"a store of {size:,} blobs, a tenth of them garbage",
+                f"a store of {size:,} blobs, 2 % garbage",
                 "collection",
                 "s",
                 seconds,

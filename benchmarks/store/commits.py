@@ -42,7 +42,7 @@ BY_HAND: Final = "one INSERT a session"
 
 async def measure(folder: Path, quick: bool) -> list[Measurement]:
     """Every catalog, every number of sessions."""
-    live, steps, rounds = (512, 20, 1) if quick else (LIVE, 300, 3)
+    live, steps, rounds = (512, 20, 1) if quick else (LIVE, 200, 3)
     counts = [count for count in COUNTS if count <= live]
     sync = sync_ms(folder)
     rows = [

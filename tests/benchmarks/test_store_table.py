@@ -1,0 +1,36 @@
+"""The table of the state store's figures is its result file's, and says by how much and against what."""
+
+from pathlib import Path
+
+import pytest
+
+from benchmarks.plots import read
+from benchmarks.record import Measurement, save
+from benchmarks.store import table
+
+ROWS = [
+    Measurement("commits: the machine before it", "1-minute load", "load", 0.25),
+    Measurement("SQLite, a step of 64", "commit p99", "ms", 1.2, "INSERT", 3.6, 0.4, 1.5),
+    Measurement("SQLite, a step of 256", "commit p99", "ms", 4.0, target=3.0),
+    Measurement("files", "write", "GB/s", 0.4, "torch.save", 0.2, 1.0, 0.9),
+    Measurement("a tree", "stored", "bytes", 2_000_000.0, "each by itself", 20_000_000.0),
+]
+
+
+def test_more_is_better_of_rates_and_less_of_times_and_bytes(tmp_path: Path) -> None:
+    text = table.table(read(save("store", ROWS, "two cores", "0123abcd", tmp_path)))
+    assert "two cores, commit `0123abcd`" in text
+    assert "| SQLite, a step of 64 | commit p99 | 1.2 ms | INSERT: 3.6 ms | 3.00 | 0.4 ms | 1.5 ms |" in text
+    assert "| SQLite, a step of 256 | commit p99 | 4 ms |  |  |  | **3 ms** |" in text
+    assert "| files | write | 0.4 GB/s | torch.save: 0.2 GB/s | 2.00 | 1 GB/s | **0.9 GB/s** |" in text
+    assert "| a tree | stored | 2 MB | each by itself: 20 MB | 10.00 |  |  |" in text
+    assert {line.count("|") for line in text.splitlines() if line.startswith("|")} == {8}
+
+
+def test_the_table_replaces_what_is_between_the_marks(tmp_path: Path) -> None:
+    rows = read(save("store", ROWS, "two cores", "0123abcd", tmp_path))
+    once = table.filled(f"before\n{table.BEGIN}\nold\n{table.END}\nafter\n", rows)
+    assert once.startswith("before\n") and once.endswith("after\n") and "old" not in once
+    assert table.filled(once, rows) == once
+    with pytest.raises(ValueError, match="needs"):
+        table.filled("no marks", rows)
