@@ -7,6 +7,7 @@ from tests.mutations.mutation import Mutation
 CRASH: Final = "tests/crash/test_crash.py"
 EVERY_CRASH: Final = f"{CRASH}::test_a_crash_at_any_operation_in_any_shape_keeps_everything_acknowledged"
 SIM: Final = "tests/sim/test_sim.py::test_every_promise_holds_in_every_run"
+FORKS: Final = "tests/exactness/test_forks.py::test_a_childs_tokens_never_reach_its_parent_or_its_siblings"
 EMBEDDED: Final = ("-k", "memory or sqlite")
 IN_MEMORY: Final = ("-k", "memory")
 
@@ -223,7 +224,7 @@ STATE: Final = (
         "server/engine/runner.py",
         "        child = self._add(slot, full + copies, parent.consumed)\n",
         "        child = self._add(parent.slot, full + copies, parent.consumed)\n",
-        ("tests/exactness/test_forks.py",),
+        (FORKS,),
     ),
     Mutation(
         "share-a-partial-page",
@@ -231,7 +232,7 @@ STATE: Final = (
         "server/engine/runner.py",
         "            self.tensors.copy_page(source, target)\n",
         "            pass\n",
-        ("tests/exactness/test_forks.py",),
+        (FORKS,),
     ),
     Mutation(
         "keep-the-image-of-another-branch",
