@@ -31,6 +31,7 @@ from forkpoint.statestore.records import (
     GenerationParams,
     NewSession,
     SamplingParams,
+    SessionState,
     StoreMarker,
     WorkflowRow,
 )
@@ -96,6 +97,10 @@ class Owner:
         for token in (await self.catalog.read_log(self.session, start, row.head - start)).token_ids:
             self.engine.consume(token)
         return row.head - start
+
+    async def leave(self) -> None:
+        """Give the session up in good order."""
+        await self.catalog.release(self.session, self.epoch, SessionState.PAUSED)
 
     async def read(self, text: bytes) -> None:
         """Append input: durable when this returns."""
@@ -178,6 +183,8 @@ async def main(folder: Path) -> None:
     heard, told = await branch.write("g1", 9), (await catalog.read_log(first, 32, 9)).token_ids
     print(f"both tell the same: {heard == bytes(told)}")
 
+    for last in (heir, branch):
+        await last.leave()
     print(f"{len([finding async for finding in check(catalog, blobs)])} findings")
     await catalog.close()
     await blobs.close()
