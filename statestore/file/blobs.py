@@ -103,10 +103,8 @@ class FileBlobs:
     async def digests(self) -> AsyncIterator[str]:
         await self._ask(self._check_home)
         for first in await self._ask(self._ops.names, self._root / "blobs"):
-            for second in await self._ask(self._ops.names, self._root / "blobs" / first):
-                for name in await self._ask(self._ops.names, self._root / "blobs" / first / second):
-                    if DIGEST.match(name) and name.startswith(first + second):
-                        yield name
+            for name in await self._ask(self._digests_below, first):
+                yield name
 
     async def self_check(self) -> list[Finding]:
         """Whatever lies among the blobs and is none."""
@@ -272,6 +270,16 @@ class FileBlobs:
             for folder in sorted({path.parent for path in paths}):
                 if self._ops.exists(folder):
                     self._sync(folder)
+
+    def _digests_below(self, first: str) -> list[str]:
+        """Of one folder in 256: a visit to a thread costs more than a small folder does."""
+        folder = self._root / "blobs" / first
+        return [
+            name
+            for second in self._ops.names(folder)
+            for name in self._ops.names(folder / second)
+            if DIGEST.match(name) and name.startswith(first + second)
+        ]
 
     def _sizes(self, paths: list[Path]) -> list[int | None]:
         self._check_home()
