@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
+from urllib.parse import quote
 
 import numpy as np
 import redis
@@ -73,16 +74,17 @@ async def measure(folder: Path, quick: bool) -> list[Measurement]:
         Measurement("the disk, sequential, 4 MiB at a time", "read", "GB/s", disk_read),
     ]
     hand = files_by_hand(folder, states)
-    ours = await files(folder, states)
-    for metric, mine, peer, disk in (
-        ("write", ours.write, hand.write, disk_write),
-        ("read", ours.read, hand.read, disk_read),
-    ):
-        rows.append(
-            Measurement(f"files, {case}", metric, "GB/s", mine, f"{BY_HAND}, fsync", peer, disk, SHARE_OF_DISK * disk)
-        )
-    rows.append(Measurement(f"files, {case}", "stored", "bytes", ours.stored, BY_HAND, hand.stored))
-    rows += await codec_rates(states[0], size)
+    for label, compress in (("compressed", True), ("not compressed", False)):
+        ours = await files(folder / label, states, compress)
+        name = f"files, {label}, {case}"
+        for metric, mine, peer, disk in (
+            ("write", ours.write, hand.write, disk_write),
+            ("read", ours.read, hand.read, disk_read),
+        ):
+            target = SHARE_OF_DISK * disk
+            rows.append(Measurement(name, metric, "GB/s", mine, f"{BY_HAND}, fsync", peer, disk, target))
+        rows.append(Measurement(name, "stored", "bytes", ours.stored, BY_HAND, hand.stored))
+        rows += await codec_rates(states, label, compress)
     for product, shown in PRODUCTS.items():
         for label, options in (("always", ALWAYS), ("everysec", EVERYSEC), ("no file", ())):
             with server(product, folder / f"{product}-{label.replace(' ', '-')}", *options) as process:
@@ -112,26 +114,31 @@ def make_state(seed: int, tokens: int) -> Parts:
 
 
 # --- ours ----------------------------------------------------------------------------------------------------------
-async def files(folder: Path, states: list[Parts]) -> Rates:
+async def files(root: Path, states: list[Parts], compress: bool) -> Rates:
     """Blobs as files."""
-    root = folder / "blobs"
 
     def drop() -> None:
         for path in (root / "blobs").rglob("*"):
             if path.is_file():
                 forget(path)
 
-    return await blobs_rates(folder, open_blobs(f"file://{root}"), states, "file", drop)
+    url = f"file://{quote(str(root))}"
+    return await blobs_rates(root.parent, open_blobs(url), states, root.name, drop, compress)
 
 
 async def blobs_rates(
-    folder: Path, blobs: BlobStore, states: list[Parts], label: str, drop: Callable[[], None] | None = None
+    folder: Path,
+    blobs: BlobStore,
+    states: list[Parts],
+    label: str,
+    drop: Callable[[], None] | None = None,
+    compress: bool = True,
 ) -> Rates:
     """Save each state, then load each."""
-    catalog = open_catalog(f"sqlite://{folder}/{label}.db")
+    catalog = open_catalog(f"sqlite://{folder}/{quote(label)}.db")
     await catalog.open(MARKER)
     await blobs.open()
-    store = CheckpointStore(catalog, blobs)
+    store = CheckpointStore(catalog, blobs, compress=compress)
     points = await _session(catalog, len(states))
     size, writes, reads, saved = sum(spec.nbytes for spec, _ in states[0]), [], [], list[SavedCheckpoint]()
     for (position, chain_hash), parts in zip(points, states, strict=True):
@@ -176,23 +183,26 @@ def _save(store: CheckpointStore, position: int, chain_hash: bytes, parts: Parts
     )
 
 
-async def codec_rates(parts: Parts, size: int) -> list[Measurement]:
+async def codec_rates(states: list[Parts], label: str, compress: bool) -> list[Measurement]:
     """The same without any I/O: what encoding and verifying alone allow."""
-    blobs = open_blobs("memory://")
-    await blobs.open()
+    size, writes, reads = sum(spec.nbytes for spec, _ in states[0]), [], []
     catalog = open_catalog("memory://")
     await catalog.open(MARKER)
-    store = CheckpointStore(catalog, blobs)
-    ((position, chain_hash),) = await _session(catalog, 1)
-    began = time.perf_counter()
-    saved = await _save(store, position, chain_hash, parts)
-    write = size / (time.perf_counter() - began) / 1e9
-    began = time.perf_counter()
-    async for _ in store.load(saved.manifest, [spec for spec, _ in parts]):
-        pass
-    read = size / (time.perf_counter() - began) / 1e9
-    case = f"no I/O at all, a state of {size / 1e6:.0f} MB"
-    return [Measurement(case, "write", "GB/s", write), Measurement(case, "read", "GB/s", read)]
+    points = await _session(catalog, len(states))
+    for (position, chain_hash), parts in zip(points, states, strict=True):
+        store = CheckpointStore(catalog, open_blobs("memory://"), compress=compress)
+        began = time.perf_counter()
+        saved = await _save(store, position, chain_hash, parts)
+        writes.append(size / (time.perf_counter() - began) / 1e9)
+        began = time.perf_counter()
+        async for _ in store.load(saved.manifest, [spec for spec, _ in parts]):
+            pass
+        reads.append(size / (time.perf_counter() - began) / 1e9)
+    case = f"no I/O at all, {label}, a state of {size / 1e6:.0f} MB"
+    return [
+        Measurement(case, "write", "GB/s", statistics.median(writes)),
+        Measurement(case, "read", "GB/s", statistics.median(reads)),
+    ]
 
 
 # --- by hand -------------------------------------------------------------------------------------------------------
