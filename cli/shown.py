@@ -83,6 +83,7 @@ def checkpoint_dict(checkpoint: Any, with_parts: bool) -> dict[str, Any]:
         "bytes_total": checkpoint.bytes_total,
         "bytes_stored": checkpoint.bytes_stored,
         "bytes_shared": checkpoint.bytes_shared,
+        "durability": enum_name(checkpoint, "durability"),
     }
     if with_parts:
         shown["parts"] = [{"name": p.name, "bytes": p.bytes, "blake3": p.blake3} for p in checkpoint.parts]

@@ -32,18 +32,18 @@ from forkpoint.statestore.manifest import (
     unseal,
 )
 from forkpoint.statestore.planes import PLANE_ITEMS
-from forkpoint.statestore.records import CheckpointRow, RequestKey
+from forkpoint.statestore.records import CheckpointRow, Durability, RequestKey
 from forkpoint.statestore.threads import CODEC_THREADS, run_in
 
 SAVE_PARTS_MAX: Final = 16
 """Parts being encoded and written at once, by all saves: enough for disks and networks to work on many together."""
 SAVE_BYTES_MAX: Final = 64 * 1024 * 1024
 """Their raw bytes: what encoding adds to the memory of the states themselves is at most this."""
-CONDEMNED_TRIES: Final = 18
+CONDEMNED_TRIES: Final = 22
 CONDEMNED_FIRST_SECONDS: Final = 0.05
 CONDEMNED_MOST_SECONDS: Final = 2.0
-"""Waits for a collector to delete what it condemned: it doubles from the first to the most, 25 seconds in all. One that
-died is replaced a little sooner."""
+"""Waits for a collector to delete what it condemned: it doubles from the first to the most, 33 seconds in all. One that
+died is replaced sooner."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +98,12 @@ class CheckpointStore:
         self._gate = Gate(SAVE_PARTS_MAX, SAVE_BYTES_MAX)
         self._damaged: set[str] = set()
         """Blobs that a load found damaged: the next save of the same bytes heals them instead of sharing them."""
+
+    @property
+    def durability(self) -> Durability:
+        """The class that a saved checkpoint reaches: its row and its blobs, so the lesser of the two."""
+        order = list(Durability)
+        return min(self._catalog.durability, self._blobs.durability, key=order.index)
 
     async def save(
         self,

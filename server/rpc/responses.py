@@ -216,6 +216,7 @@ def checkpoint(view: api.CheckpointView) -> checkpoint_pb2.Checkpoint:
         bytes_stored=view.bytes_stored,
         bytes_shared=view.bytes_shared,
         expire_time=timestamp(row.expire_us),
+        durability=durability(view.durability) if view.durability else common_pb2.DURABILITY_UNSPECIFIED,
     )
 
 
@@ -240,6 +241,8 @@ def progress(report: CollectionReport) -> admin_pb2.GcProgress:
         blobs_spared=report.blobs_spared,
         blobs_deleted=report.blobs_deleted,
         bytes_deleted=report.bytes_deleted,
+        blobs_evicted=report.blobs_evicted,
+        bytes_evicted=report.bytes_evicted,
         bytes_over_budget=report.bytes_over_budget,
         dropped=dropped,
     )

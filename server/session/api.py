@@ -200,6 +200,8 @@ class CheckpointView:
     numerics_ids: tuple[str, ...]
     bytes_stored: int
     bytes_shared: int
+    durability: Durability | None = None
+    """The class that row and blobs both reach; None of one that is deleted."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncIterator
 from contextlib import aclosing
+from dataclasses import replace
 
 from forkpoint.errors import NotFoundError
 from forkpoint.ids import SessionName, check_id, new_id
@@ -62,7 +63,7 @@ class CheckpointCalls:
         live.known_grids.add(captured.state.grid_position)
         live.last_grid = max(live.last_grid, captured.state.grid_position)
         view = self._view(saved.row, saved.manifest)
-        return CheckpointView(view.row, view.parts, view.numerics_ids, saved.bytes_stored, saved.bytes_shared)
+        return replace(view, bytes_stored=saved.bytes_stored, bytes_shared=saved.bytes_shared)
 
     async def _take(self, live: LiveSession) -> Captured | None:
         """None when the session was parked since, or has grown by more than it consumed."""
@@ -112,4 +113,4 @@ class CheckpointCalls:
     def _view(self, row: CheckpointRow, manifest: bytes) -> CheckpointView:
         found = unseal(manifest, f"{row.session}/checkpoints/{row.checkpoint}")
         parts = tuple(CheckpointPart(part.spec.name, part.spec.nbytes, part.digest) for part in found.parts)
-        return CheckpointView(row, parts, found.numerics_ids, 0, 0)
+        return CheckpointView(row, parts, found.numerics_ids, 0, 0, self._core.checkpoints.durability)

@@ -22,13 +22,14 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
+from forkpoint.proto.forkpoint.v1 import common_pb2 as forkpoint_dot_proto_dot_forkpoint_dot_v1_dot_common__pb2
 from google.api import field_behavior_pb2 as google_dot_api_dot_field__behavior__pb2
 from google.api import resource_pb2 as google_dot_api_dot_resource__pb2
 from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb2
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n-forkpoint/proto/forkpoint/v1/checkpoint.proto\x12\x0c\x66orkpoint.v1\x1a\x1fgoogle/api/field_behavior.proto\x1a\x19google/api/resource.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xdf\x03\n\nCheckpoint\x12\x12\n\x04name\x18\x01 \x01(\tB\x04\xe2\x41\x01\x08\x12\x10\n\x08position\x18\x02 \x01(\x03\x12\x15\n\rgrid_position\x18\x03 \x01(\x03\x12\x12\n\nchain_hash\x18\x04 \x01(\x0c\x12\x14\n\x0cnumerics_ids\x18\x05 \x03(\t\x12\r\n\x05\x65xact\x18\x06 \x01(\x08\x12\x11\n\tautomatic\x18\x07 \x01(\x08\x12/\n\x0b\x63reate_time\x18\x08 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12+\n\x05parts\x18\t \x03(\x0b\x32\x1c.forkpoint.v1.CheckpointPart\x12\x13\n\x0b\x62ytes_total\x18\n \x01(\x03\x12\x14\n\x0c\x62ytes_stored\x18\x0b \x01(\x03\x12\x14\n\x0c\x62ytes_shared\x18\x0c \x01(\x03\x12/\n\x0b\x65xpire_time\x18\r \x01(\x0b\x32\x1a.google.protobuf.Timestamp:x\xea\x41u\n\x18\x66orkpoint.dev/Checkpoint\x12@workflows/{workflow}/sessions/{session}/checkpoints/{checkpoint}*\x0b\x63heckpoints2\ncheckpoint\"=\n\x0e\x43heckpointPart\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05\x62ytes\x18\x02 \x01(\x03\x12\x0e\n\x06\x62lake3\x18\x03 \x01(\t\"\xe9\x01\n\x17\x43reateCheckpointRequest\x12\x14\n\x06parent\x18\x01 \x01(\tB\x04\xe2\x41\x01\x02\x12\x15\n\rcheckpoint_id\x18\x02 \x01(\t\x12\x12\n\nrequest_id\x18\x03 \x01(\t\x12\x15\n\x08position\x18\x04 \x01(\x03H\x01\x88\x01\x01\x12\x31\n\x0b\x65xpire_time\x18\x05 \x01(\x0b\x32\x1a.google.protobuf.TimestampH\x00\x12(\n\x03ttl\x18\x06 \x01(\x0b\x32\x19.google.protobuf.DurationH\x00\x42\x0c\n\nexpirationB\x0b\n\t_position\"*\n\x14GetCheckpointRequest\x12\x12\n\x04name\x18\x01 \x01(\tB\x04\xe2\x41\x01\x02\"e\n\x16ListCheckpointsRequest\x12\x14\n\x06parent\x18\x01 \x01(\tB\x04\xe2\x41\x01\x02\x12\x11\n\tpage_size\x18\x02 \x01(\x05\x12\x12\n\npage_token\x18\x03 \x01(\t\x12\x0e\n\x06\x66ilter\x18\x04 \x01(\t\"a\n\x17ListCheckpointsResponse\x12-\n\x0b\x63heckpoints\x18\x01 \x03(\x0b\x32\x18.forkpoint.v1.Checkpoint\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"A\n\x17\x44\x65leteCheckpointRequest\x12\x12\n\x04name\x18\x01 \x01(\tB\x04\xe2\x41\x01\x02\x12\x12\n\nrequest_id\x18\x02 \x01(\t\"-\n\x17VerifyCheckpointRequest\x12\x12\n\x04name\x18\x01 \x01(\tB\x04\xe2\x41\x01\x02\"s\n\x0eVerifyProgress\x12*\n\x04part\x18\x01 \x01(\x0b\x32\x1a.forkpoint.v1.VerifiedPartH\x00\x12,\n\x06result\x18\x02 \x01(\x0b\x32\x1a.forkpoint.v1.VerifyResultH\x00\x42\x07\n\x05\x65vent\"K\n\x0cVerifiedPart\x12*\n\x04part\x18\x01 \x01(\x0b\x32\x1c.forkpoint.v1.CheckpointPart\x12\x0f\n\x07problem\x18\x02 \x01(\t\"S\n\x0cVerifyResult\x12\x15\n\rparts_checked\x18\x01 \x01(\x05\x12\x15\n\rparts_damaged\x18\x02 \x01(\x05\x12\x15\n\rbytes_checked\x18\x03 \x01(\x03\x32\xc7\x03\n\x11\x43heckpointService\x12S\n\x10\x43reateCheckpoint\x12%.forkpoint.v1.CreateCheckpointRequest\x1a\x18.forkpoint.v1.Checkpoint\x12M\n\rGetCheckpoint\x12\".forkpoint.v1.GetCheckpointRequest\x1a\x18.forkpoint.v1.Checkpoint\x12^\n\x0fListCheckpoints\x12$.forkpoint.v1.ListCheckpointsRequest\x1a%.forkpoint.v1.ListCheckpointsResponse\x12S\n\x10\x44\x65leteCheckpoint\x12%.forkpoint.v1.DeleteCheckpointRequest\x1a\x18.forkpoint.v1.Checkpoint\x12Y\n\x10VerifyCheckpoint\x12%.forkpoint.v1.VerifyCheckpointRequest\x1a\x1c.forkpoint.v1.VerifyProgress0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n-forkpoint/proto/forkpoint/v1/checkpoint.proto\x12\x0c\x66orkpoint.v1\x1a)forkpoint/proto/forkpoint/v1/common.proto\x1a\x1fgoogle/api/field_behavior.proto\x1a\x19google/api/resource.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\x8d\x04\n\nCheckpoint\x12\x12\n\x04name\x18\x01 \x01(\tB\x04\xe2\x41\x01\x08\x12\x10\n\x08position\x18\x02 \x01(\x03\x12\x15\n\rgrid_position\x18\x03 \x01(\x03\x12\x12\n\nchain_hash\x18\x04 \x01(\x0c\x12\x14\n\x0cnumerics_ids\x18\x05 \x03(\t\x12\r\n\x05\x65xact\x18\x06 \x01(\x08\x12\x11\n\tautomatic\x18\x07 \x01(\x08\x12/\n\x0b\x63reate_time\x18\x08 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12+\n\x05parts\x18\t \x03(\x0b\x32\x1c.forkpoint.v1.CheckpointPart\x12\x13\n\x0b\x62ytes_total\x18\n \x01(\x03\x12\x14\n\x0c\x62ytes_stored\x18\x0b \x01(\x03\x12\x14\n\x0c\x62ytes_shared\x18\x0c \x01(\x03\x12/\n\x0b\x65xpire_time\x18\r \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12,\n\ndurability\x18\x0e \x01(\x0e\x32\x18.forkpoint.v1.Durability:x\xea\x41u\n\x18\x66orkpoint.dev/Checkpoint\x12@workflows/{workflow}/sessions/{session}/checkpoints/{checkpoint}*\x0b\x63heckpoints2\ncheckpoint\"=\n\x0e\x43heckpointPart\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05\x62ytes\x18\x02 \x01(\x03\x12\x0e\n\x06\x62lake3\x18\x03 \x01(\t\"\xe9\x01\n\x17\x43reateCheckpointRequest\x12\x14\n\x06parent\x18\x01 \x01(\tB\x04\xe2\x41\x01\x02\x12\x15\n\rcheckpoint_id\x18\x02 \x01(\t\x12\x12\n\nrequest_id\x18\x03 \x01(\t\x12\x15\n\x08position\x18\x04 \x01(\x03H\x01\x88\x01\x01\x12\x31\n\x0b\x65xpire_time\x18\x05 \x01(\x0b\x32\x1a.google.protobuf.TimestampH\x00\x12(\n\x03ttl\x18\x06 \x01(\x0b\x32\x19.google.protobuf.DurationH\x00\x42\x0c\n\nexpirationB\x0b\n\t_position\"*\n\x14GetCheckpointRequest\x12\x12\n\x04name\x18\x01 \x01(\tB\x04\xe2\x41\x01\x02\"e\n\x16ListCheckpointsRequest\x12\x14\n\x06parent\x18\x01 \x01(\tB\x04\xe2\x41\x01\x02\x12\x11\n\tpage_size\x18\x02 \x01(\x05\x12\x12\n\npage_token\x18\x03 \x01(\t\x12\x0e\n\x06\x66ilter\x18\x04 \x01(\t\"a\n\x17ListCheckpointsResponse\x12-\n\x0b\x63heckpoints\x18\x01 \x03(\x0b\x32\x18.forkpoint.v1.Checkpoint\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"A\n\x17\x44\x65leteCheckpointRequest\x12\x12\n\x04name\x18\x01 \x01(\tB\x04\xe2\x41\x01\x02\x12\x12\n\nrequest_id\x18\x02 \x01(\t\"-\n\x17VerifyCheckpointRequest\x12\x12\n\x04name\x18\x01 \x01(\tB\x04\xe2\x41\x01\x02\"s\n\x0eVerifyProgress\x12*\n\x04part\x18\x01 \x01(\x0b\x32\x1a.forkpoint.v1.VerifiedPartH\x00\x12,\n\x06result\x18\x02 \x01(\x0b\x32\x1a.forkpoint.v1.VerifyResultH\x00\x42\x07\n\x05\x65vent\"K\n\x0cVerifiedPart\x12*\n\x04part\x18\x01 \x01(\x0b\x32\x1c.forkpoint.v1.CheckpointPart\x12\x0f\n\x07problem\x18\x02 \x01(\t\"S\n\x0cVerifyResult\x12\x15\n\rparts_checked\x18\x01 \x01(\x05\x12\x15\n\rparts_damaged\x18\x02 \x01(\x05\x12\x15\n\rbytes_checked\x18\x03 \x01(\x03\x32\xc7\x03\n\x11\x43heckpointService\x12S\n\x10\x43reateCheckpoint\x12%.forkpoint.v1.CreateCheckpointRequest\x1a\x18.forkpoint.v1.Checkpoint\x12M\n\rGetCheckpoint\x12\".forkpoint.v1.GetCheckpointRequest\x1a\x18.forkpoint.v1.Checkpoint\x12^\n\x0fListCheckpoints\x12$.forkpoint.v1.ListCheckpointsRequest\x1a%.forkpoint.v1.ListCheckpointsResponse\x12S\n\x10\x44\x65leteCheckpoint\x12%.forkpoint.v1.DeleteCheckpointRequest\x1a\x18.forkpoint.v1.Checkpoint\x12Y\n\x10VerifyCheckpoint\x12%.forkpoint.v1.VerifyCheckpointRequest\x1a\x1c.forkpoint.v1.VerifyProgress0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -49,28 +50,28 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_DELETECHECKPOINTREQUEST'].fields_by_name['name']._serialized_options = b'\342A\001\002'
   _globals['_VERIFYCHECKPOINTREQUEST'].fields_by_name['name']._loaded_options = None
   _globals['_VERIFYCHECKPOINTREQUEST'].fields_by_name['name']._serialized_options = b'\342A\001\002'
-  _globals['_CHECKPOINT']._serialized_start=189
-  _globals['_CHECKPOINT']._serialized_end=668
-  _globals['_CHECKPOINTPART']._serialized_start=670
-  _globals['_CHECKPOINTPART']._serialized_end=731
-  _globals['_CREATECHECKPOINTREQUEST']._serialized_start=734
-  _globals['_CREATECHECKPOINTREQUEST']._serialized_end=967
-  _globals['_GETCHECKPOINTREQUEST']._serialized_start=969
-  _globals['_GETCHECKPOINTREQUEST']._serialized_end=1011
-  _globals['_LISTCHECKPOINTSREQUEST']._serialized_start=1013
-  _globals['_LISTCHECKPOINTSREQUEST']._serialized_end=1114
-  _globals['_LISTCHECKPOINTSRESPONSE']._serialized_start=1116
-  _globals['_LISTCHECKPOINTSRESPONSE']._serialized_end=1213
-  _globals['_DELETECHECKPOINTREQUEST']._serialized_start=1215
-  _globals['_DELETECHECKPOINTREQUEST']._serialized_end=1280
-  _globals['_VERIFYCHECKPOINTREQUEST']._serialized_start=1282
-  _globals['_VERIFYCHECKPOINTREQUEST']._serialized_end=1327
-  _globals['_VERIFYPROGRESS']._serialized_start=1329
-  _globals['_VERIFYPROGRESS']._serialized_end=1444
-  _globals['_VERIFIEDPART']._serialized_start=1446
-  _globals['_VERIFIEDPART']._serialized_end=1521
-  _globals['_VERIFYRESULT']._serialized_start=1523
-  _globals['_VERIFYRESULT']._serialized_end=1606
-  _globals['_CHECKPOINTSERVICE']._serialized_start=1609
-  _globals['_CHECKPOINTSERVICE']._serialized_end=2064
+  _globals['_CHECKPOINT']._serialized_start=232
+  _globals['_CHECKPOINT']._serialized_end=757
+  _globals['_CHECKPOINTPART']._serialized_start=759
+  _globals['_CHECKPOINTPART']._serialized_end=820
+  _globals['_CREATECHECKPOINTREQUEST']._serialized_start=823
+  _globals['_CREATECHECKPOINTREQUEST']._serialized_end=1056
+  _globals['_GETCHECKPOINTREQUEST']._serialized_start=1058
+  _globals['_GETCHECKPOINTREQUEST']._serialized_end=1100
+  _globals['_LISTCHECKPOINTSREQUEST']._serialized_start=1102
+  _globals['_LISTCHECKPOINTSREQUEST']._serialized_end=1203
+  _globals['_LISTCHECKPOINTSRESPONSE']._serialized_start=1205
+  _globals['_LISTCHECKPOINTSRESPONSE']._serialized_end=1302
+  _globals['_DELETECHECKPOINTREQUEST']._serialized_start=1304
+  _globals['_DELETECHECKPOINTREQUEST']._serialized_end=1369
+  _globals['_VERIFYCHECKPOINTREQUEST']._serialized_start=1371
+  _globals['_VERIFYCHECKPOINTREQUEST']._serialized_end=1416
+  _globals['_VERIFYPROGRESS']._serialized_start=1418
+  _globals['_VERIFYPROGRESS']._serialized_end=1533
+  _globals['_VERIFIEDPART']._serialized_start=1535
+  _globals['_VERIFIEDPART']._serialized_end=1610
+  _globals['_VERIFYRESULT']._serialized_start=1612
+  _globals['_VERIFYRESULT']._serialized_end=1695
+  _globals['_CHECKPOINTSERVICE']._serialized_start=1698
+  _globals['_CHECKPOINTSERVICE']._serialized_end=2153
 # @@protoc_insertion_point(module_scope)

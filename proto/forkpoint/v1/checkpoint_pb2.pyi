@@ -4,6 +4,7 @@ isort:skip_file
 Checkpoints of sessions. One is a function of the log: losing it costs time, never data."""
 
 from collections import abc as _abc
+from forkpoint.proto.forkpoint.v1 import common_pb2 as _common_pb2
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import duration_pb2 as _duration_pb2
 from google.protobuf import message as _message
@@ -39,6 +40,7 @@ class Checkpoint(_message.Message):
     BYTES_STORED_FIELD_NUMBER: _builtins.int
     BYTES_SHARED_FIELD_NUMBER: _builtins.int
     EXPIRE_TIME_FIELD_NUMBER: _builtins.int
+    DURABILITY_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     position: _builtins.int
     """asked for"""
@@ -56,6 +58,8 @@ class Checkpoint(_message.Message):
     """written by the call that made it; 0 when read later"""
     bytes_shared: _builtins.int
     """found in the store already by that call; 0 when read later"""
+    durability: _common_pb2.Durability.ValueType
+    """what its row and its blobs reach, both of them"""
     @_builtins.property
     def numerics_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """ids that the bytes passed through"""
@@ -84,10 +88,11 @@ class Checkpoint(_message.Message):
         bytes_stored: _builtins.int = ...,
         bytes_shared: _builtins.int = ...,
         expire_time: _timestamp_pb2.Timestamp | None = ...,
+        durability: _common_pb2.Durability.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time", "expire_time", b"expire_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["automatic", b"automatic", "bytes_shared", b"bytes_shared", "bytes_stored", b"bytes_stored", "bytes_total", b"bytes_total", "chain_hash", b"chain_hash", "create_time", b"create_time", "exact", b"exact", "expire_time", b"expire_time", "grid_position", b"grid_position", "name", b"name", "numerics_ids", b"numerics_ids", "parts", b"parts", "position", b"position"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["automatic", b"automatic", "bytes_shared", b"bytes_shared", "bytes_stored", b"bytes_stored", "bytes_total", b"bytes_total", "chain_hash", b"chain_hash", "create_time", b"create_time", "durability", b"durability", "exact", b"exact", "expire_time", b"expire_time", "grid_position", b"grid_position", "name", b"name", "numerics_ids", b"numerics_ids", "parts", b"parts", "position", b"position"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
