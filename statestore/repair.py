@@ -27,6 +27,15 @@ class Sweeping(Protocol):
         ...
 
 
+@runtime_checkable
+class Referring(Protocol):
+    """A catalog that keeps a checkpoint and its manifest in two places."""
+
+    async def cancel_reference(self, key: str, reference: str) -> bool:
+        """Let go of a manifest that is kept for a checkpoint which does not exist. False when it exists now."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Repaired:
     """What became of one finding: whether it is put right, and what was done or why nothing was."""
@@ -68,6 +77,7 @@ class _Repair:
             "MANIFEST_MISSING": self._drop_checkpoint,
             "WRONG_PIN": self._unpin,
             "PIN_LEFT": self._unpin,
+            "LEAKED_REFERENCE": self._cancel,
         }
 
     async def _heal(self, finding: Finding) -> tuple[bool, str]:
@@ -109,3 +119,10 @@ class _Repair:
             return False, f"{holder[0]} is registered now"
         await self._catalog.unpin(pin)
         return True, "let go"
+
+    async def _cancel(self, finding: Finding) -> tuple[bool, str]:
+        if not isinstance(self._catalog, Referring):
+            return False, "the catalog keeps no references"
+        if await self._catalog.cancel_reference(*finding.subject):
+            return True, "taken back: the manifest is left to `forkpoint gc`"
+        return True, "its checkpoint is there now"

@@ -329,3 +329,7 @@ class RedisCatalog:
     async def self_check(self) -> list[Finding]:
         """What only this backend can see (forkpoint.statestore.check calls it)."""
         return await self._run(selfcheck.findings)
+
+    async def cancel_reference(self, key: str, reference: str) -> bool:
+        """What repairs a LEAKED_REFERENCE, by its finding's subject. False when a checkpoint holds it now."""
+        return await self._run(checkpoints.cancel_reference, key, reference)

@@ -49,7 +49,7 @@ async def put(
             await manifests.drop_references(access, [(row.manifest_key, reference)])
             if refusal.status == "CHECKPOINT_EXISTS":
                 raise AlreadyExistsError(f"{name}/checkpoints/{row.checkpoint}") from None
-            if refusal.status != "MOVED":
+            if refusal.status not in ("MOVED", "CANCELLED"):
                 raise session_error(refusal, name, epoch) from None
     raise StoreUnavailableError(access.functions.connection.shown, f"{name}: it was rewound {TRIES} times meanwhile")
 
@@ -77,7 +77,6 @@ async def _put_row(
         numerics=row.numerics_id,
         automatic=int(row.automatic),
         expire=row.expire_us,
-        reference=reference,
     )
     answer = await access.functions.write(
         access.keys.workflow(name.workflow),
@@ -89,6 +88,7 @@ async def _put_row(
         row.checkpoint,
         row.position,
         row.grid_position,
+        reference,
         *fields,
     )
     return checkpoint_of(name.workflow, answer.value)
@@ -197,6 +197,19 @@ async def drop(access: Access, workflow: str, seen: int, rows: Sequence[tuple[st
     except Refusal:
         return False
     await let_go(access, workflow)
+    return True
+
+
+async def cancel_reference(access: Access, key: str, reference: str) -> bool:
+    """Take a reference that no checkpoint holds from the manifest under `key`. A put that is under way with it starts
+    anew. False when a checkpoint holds it now."""
+    workflow, session, checkpoint, _ = reference.split(" ")
+    base = access.keys.workflow(workflow)
+    try:
+        await access.functions.write(base, "cancel_reference", None, session, checkpoint, reference)
+    except Refusal:
+        return False
+    await manifests.drop_references(access, [(manifest_key_of(key), reference)])
     return True
 
 

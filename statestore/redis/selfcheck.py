@@ -196,7 +196,8 @@ async def _check_checkpoints(
         commands.append(("SISMEMBER", f"{store}:references:{key}", reference.decode()))
         there, referred = await _pipeline(access, store, commands)
         if not there:
-            yield _error("MANIFEST_MISSING", shown, "it names a manifest that does not exist")
+            detail, subject = "it names a manifest that does not exist", (workflow, session, checkpoint)
+            yield Finding(Severity.ERROR, "MANIFEST_MISSING", shown, detail, subject)
         elif not referred:
             yield _error("REFERENCE_MISSING", shown, "its manifest does not know of it and may be collected")
 
@@ -221,4 +222,4 @@ async def _check_references(access: Access, manifests: Sequence[str]) -> AsyncIt
             held = await access.functions.look(base, "HGET", f"{base}:checkpoint:{session}:{checkpoint}", "reference")
             if held != member:
                 where, detail = f"manifest {key}", f"it is kept for {reference!r}, which does not exist"
-                yield Finding(Severity.WARNING, "LEAKED_REFERENCE", where, detail)
+                yield Finding(Severity.WARNING, "LEAKED_REFERENCE", where, detail, (key, reference))

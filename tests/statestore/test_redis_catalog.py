@@ -74,6 +74,23 @@ async def test_a_writer_whose_head_is_behind_goes_on_from_the_row(server: RedisS
         assert tokens == tuple(index for index in range(40) for _ in range(3))
 
 
+async def test_a_writer_that_knows_the_same_position_on_another_branch_goes_on_from_the_row(
+    server: RedisServerProcess,
+) -> None:
+    async with opened(server.url()) as one, opened(server.url()) as other:
+        for session in ("appends", "steps"):
+            await owned(one, session)
+            await one.append(AppendTokens(name(session), 1, tuple(range(20))))
+            await other.rewind(name(session), 1, 3)
+            await other.append(AppendTokens(name(session), 1, (7,) * 17))
+        await one.append(AppendTokens(name("appends"), 1, (9,)))
+        await other.begin_generation(BeginGeneration(name("steps"), 1, "g", PARAMS))
+        (outcome,) = await one.commit_step([StepCommit(name("steps"), 1, 20, (9,), "g")])
+        assert outcome.status is StepStatus.COMMITTED
+        for session in ("appends", "steps"):
+            assert (await one.read_log(name(session), 0, 99)).token_ids == (0, 1, 2, *(7,) * 17, 9)
+
+
 async def test_appends_at_once_by_two_processes_all_land_once(server: RedisServerProcess) -> None:
     async with opened(server.url()) as one, opened(server.url()) as other:
         await owned(one, "s")

@@ -189,11 +189,12 @@ async def test_every_acknowledged_write_is_on_a_replica(server: RedisServerProce
             keys = follower.command("KEYS", "*:log:*")
             assert isinstance(keys, list)
             assert follower.command("XLEN", keys[0]) == 1
-        async with opened(server.url(f"{waiting}&wait_ms=2000")) as catalog:
+        url = server.url(f"{waiting}&wait_ms=2000")
+        async with opened(url) as catalog, opened(url) as other:
             follower.pause()
             call = AppendTokens(name("s"), 1, (2,), request=request("r"))
             # Nor is shown, or answered anew, what the replica does not have.
-            for again in (catalog.append, catalog.append, lambda call: catalog.read_log(call.session, 0, 9)):
+            for again in (catalog.append, other.append, lambda call: other.read_log(call.session, 0, 9)):
                 with pytest.raises(StoreUnavailableError, match="0 of 1 replicas"):
                     await again(call)
             follower.resume()

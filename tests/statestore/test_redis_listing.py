@@ -11,9 +11,11 @@ from forkpoint.errors import NotFoundError, PreconditionError, StaleEpochError, 
 from forkpoint.statestore.calls import AppendTokens, BeginGeneration, StepCommit
 from forkpoint.statestore.chain import grid_hashes, root_hash
 from forkpoint.statestore.errors import BlobsCondemnedError
+from forkpoint.statestore.memory.blobs import MemoryBlobs
 from forkpoint.statestore.records import CheckpointRow, FinishReason, RequestKey, WorkflowRow
 from forkpoint.statestore.redis import checkpoints, manifests, sessions
 from forkpoint.statestore.redis.catalog import RedisCatalog
+from forkpoint.statestore.repair import repair
 from tests.support.redis_servers import RedisServerProcess, redis_server
 from tests.support.redis_stores import opened, products
 from tests.support.store import MARKER, PARAMS, name, owned
@@ -217,6 +219,35 @@ async def test_a_checkpoint_whose_log_was_rewound_on_the_way_is_refused(
         assert await catalog.list_checkpoints(name("s")) == []
         assert await catalog.self_check() == []
         assert await catalog.remove_manifest(late.manifest_key)
+
+
+async def test_repair_takes_a_leaked_reference_back_and_a_put_under_way_starts_anew(
+    server: RedisServerProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with opened(server.url()) as catalog, opened(server.url()) as other:
+        await owned(catalog, "s")
+        put, times = manifests.put, 0
+
+        async def put_and_wait(*arguments: object) -> str:
+            nonlocal times
+            reference = await put(*arguments)  # type: ignore[arg-type]
+            times += 1
+            if times == 1:
+                # As for a put that broke off here: nothing tells the two apart.
+                repaired = [one async for one in repair(other, MemoryBlobs(), await other.self_check())]
+                assert [(one.finding.kind, one.done) for one in repaired] == [("LEAKED_REFERENCE", True)]
+                assert await other.remove_manifest(row("c").manifest_key)
+            return reference
+
+        monkeypatch.setattr(manifests, "put", put_and_wait)
+        await catalog.put_checkpoint(row("c"), b"m", 1)
+        assert times == 2
+        assert (await catalog.get_checkpoint(name("s"), "c"))[1] == b"m"
+        assert await catalog.self_check() == []
+        held = server.command("SMEMBERS", f"{STORE}:references:{ROOT.hex()}:0 n")
+        assert isinstance(held, set | list)
+        (reference,) = held
+        assert not await other.cancel_reference(f"{ROOT.hex()}:0 n", reference.decode())
 
 
 async def test_a_condemned_blob_is_refused_before_anything_is_written(server: RedisServerProcess) -> None:

@@ -22,10 +22,25 @@ local function remove_checkpoint(base, session, checkpoint)
   return row
 end
 
+local function cancelled_key(base, reference)
+  return base .. ':cancelled:' .. reference
+end
+
+-- A reference that no checkpoint holds may be a put's that is under way. From here on it is none: such a put is refused.
+register_write('cancel_reference', function(tx, take)
+  local session, checkpoint, reference = take(), take(), take()
+  if redis.call('HGET', checkpoint_key(tx.base, session, checkpoint), 'reference') == reference then
+    return nil, {'HELD'}
+  end
+  redis.call('SET', cancelled_key(tx.base, reference), '', 'PX', whole(365 * 24 * 3600 * 1000))
+  return {}
+end)
+
 -- `known`: the branch on which the caller found the checkpoint's hash to be right.
 register_write('put_checkpoint', function(tx, take)
   local base, session, epoch, known = tx.base, take(), take(), take()
-  local checkpoint, position, grid_position, fields = take(), take(), take(), take_list(take)
+  local checkpoint, position, grid_position, reference = take(), take(), take(), take()
+  local fields = take_list(take)
   local row, refusal = owned(base, session, epoch, 'branch', 'head')
   if not row then
     return nil, refusal
@@ -40,7 +55,11 @@ register_write('put_checkpoint', function(tx, take)
   if redis.call('EXISTS', key) == 1 then
     return nil, {'CHECKPOINT_EXISTS'}
   end
-  redis.call('HSET', key, 'branch', row[2], 'position', position, 'grid', grid_position, 'create', tx.now)
+  if redis.call('EXISTS', cancelled_key(base, reference)) == 1 then
+    return nil, {'CANCELLED'}
+  end
+  redis.call('HSET', key, 'branch', row[2], 'position', position, 'grid', grid_position, 'create', tx.now,
+    'reference', reference)
   set_fields(key, fields)
   redis.call('ZADD', base .. ':checkpoints:' .. session, grid_position, checkpoint)
   redis.call('ZADD', base .. ':checkpoint-names', 0, session .. ' ' .. checkpoint)
