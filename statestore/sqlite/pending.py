@@ -7,6 +7,7 @@ ends, and before anything else is written about its session. So without a row he
 `log`; with one, its `sessions` row is as it was when the record began, epoch and open generation too.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -34,16 +35,13 @@ class Pending:
     update_us: int = 0
     record: bytes = b""
 
-    @property
-    def tokens(self) -> int:
-        """How many there are."""
-        return self.chain.position - self.start
-
     def is_due(self, added: int) -> bool:
         """Whether it moves now, `added` tokens having come. Branches take turns by their number: sessions that run in
         step do not all move in the same one."""
-        turn = (self.chain.position + self.branch) % MOVE_TOKENS < added
-        return self.tokens >= 2 * MOVE_TOKENS or (turn and self.tokens >= MOVE_TOKENS)
+        held = self.chain.position - self.start
+        if held < MOVE_TOKENS:
+            return False
+        return held >= 2 * MOVE_TOKENS or (self.chain.position + self.branch) % MOVE_TOKENS < added
 
 
 def find(tx: Tx, name: SessionName) -> Pending | None:
@@ -59,11 +57,11 @@ def find(tx: Tx, name: SessionName) -> Pending | None:
     return Pending(branch, epoch, generation, start, HashChain(head, grid_hash, tail), update_us, record)
 
 
-def put(tx: Tx, rows: dict[SessionName, Pending]) -> None:
+def put(tx: Tx, rows: Iterable[tuple[SessionName, Pending]]) -> None:
     """Write the rows of many sessions."""
     tx.db.executemany(
         f"INSERT OR REPLACE INTO pending ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-        [_values(name, row) for name, row in rows.items()],
+        [_values(name, row) for name, row in rows],
     )
 
 

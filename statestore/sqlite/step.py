@@ -24,7 +24,8 @@ class Steps:
 
     def __init__(self, connection: SqliteConnection) -> None:
         self._connection = connection
-        self._rows: dict[SessionName, Pending] = {}
+        self._rows: dict[tuple[str, str], Pending] = {}
+        """By workflow and session: plain strings are hashed once in their life."""
         self._seen: tuple[int, int] | None = None
         """Of the store when `_rows` was true: changes by other connections, and rollbacks of our own."""
 
@@ -38,25 +39,26 @@ class Steps:
         if seen != self._seen or len(self._rows) > REMEMBERED_MAX:
             self._rows.clear()
             self._seen = seen
-        changed: dict[SessionName, Pending] = {}
+        changed: list[tuple[SessionName, Pending]] = []
         outcomes = [self._commit_one(tx, changed, commit) for commit in commits]
-        pending.put(tx, {name: row for name, row in changed.items() if row.record})
+        pending.put(tx, [(name, row) for name, row in changed if row.record])
         return outcomes
 
-    def _commit_one(self, tx: Tx, changed: dict[SessionName, Pending], commit: StepCommit) -> StepOutcome:
+    def _commit_one(self, tx: Tx, changed: list[tuple[SessionName, Pending]], commit: StepCommit) -> StepOutcome:
         name = commit.session
-        row = self._rows.get(name)
+        key = (name.workflow, name.session)
+        row = self._rows.get(key)
         if row is None:
             row = _find(tx, name)
             if row is None:
                 return StepOutcome(StepStatus.CONFLICT, 0, tx.root, 0)
-            self._rows[name] = row
+            self._rows[key] = row
         chain = row.chain
         if commit.epoch != row.epoch:
             return StepOutcome(StepStatus.STALE_EPOCH, chain.position, chain.head_hash(), row.epoch)
         if commit.start != chain.position or row.generation != commit.generation:
             return StepOutcome(StepStatus.CONFLICT, chain.position, chain.head_hash(), row.epoch)
-        changed[name] = row
+        changed.append((name, row))
         row.update_us = tx.now_us
         _extend(tx, row, commit)
         if commit.finish is not None or row.is_due(len(commit.token_ids)):
