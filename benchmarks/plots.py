@@ -152,7 +152,8 @@ def draw(panels: list[Panel], note: str, to: Path) -> list[Path]:
 def draw_all(source: Path, folder: Path) -> list[Path]:
     """Both figures of a result file; returns what was written."""
     rows = read(source)
-    note = f"{rows[0]['machine']}, commit {rows[0]['commit']}, {rows[0]['date']}"
+    commits = " and ".join(dict.fromkeys(row["commit"] for row in rows))
+    note = f"{rows[0]['machine']}, commit {commits}, {rows[0]['date']}"
     written = draw(kda_panels(rows), note, folder / "kernels-kda")
     return written + draw(row_panels(rows), note, folder / "kernels-rows")
 

@@ -1,5 +1,6 @@
 """Write the table of docs/performance.md from benchmarks/results/kernels.jsonl: `python -m benchmarks.tables`."""
 
+from itertools import groupby
 from pathlib import Path
 from typing import Any, Final
 
@@ -38,10 +39,12 @@ def line(row: Row) -> str:
 
 
 def table(rows: list[Row]) -> str:
-    """All rows, with the machine above them."""
-    note = f"{rows[0]['machine']}, commit `{rows[0]['commit']}`, {rows[0]['date']}."
+    """All rows: a table for each run, with its machine above."""
     rule = "|" + " --- |" * HEAD.strip("|").count(" | ") + " --- |"
-    return "\n".join([note, "", HEAD, rule, *map(line, rows)])
+    tables = []
+    for (machine, commit, date), run in groupby(rows, key=lambda row: (row["machine"], row["commit"], row["date"])):
+        tables.append("\n".join([f"{machine}, commit `{commit}`, {date}.", "", HEAD, rule, *map(line, run)]))
+    return "\n\n".join(tables)
 
 
 def filled(page: str, rows: list[Row]) -> str:
