@@ -15,11 +15,10 @@ from forkpoint.clock import SystemClock
 from forkpoint.errors import ConfigError
 from forkpoint.ids import new_id
 from forkpoint.limits import CHECKPOINTS_KEPT_DEFAULT, LADDER_STEP_TOKENS_DEFAULT
-from forkpoint.statestore.gc import Collector, CollectorOptions
+from forkpoint.statestore.gc import Collector, CollectorOptions, collected
 from forkpoint.statestore.gcreport import CollectionReport
 from forkpoint.statestore.open import find_marker, open_blobs, open_catalog
 from forkpoint.statestore.retention import RetentionPolicy
-from forkpoint.statestore.tiers import tiers_of
 
 Report = dict[str, Any]
 _COUNTS: Final = (
@@ -31,6 +30,8 @@ _COUNTS: Final = (
     "blobs_spared",
     "blobs_deleted",
     "bytes_deleted",
+    "blobs_evicted",
+    "bytes_evicted",
     "bytes_over_budget",
 )
 
@@ -84,8 +85,8 @@ async def _collect(catalog_url: str, blobs_url: str, options: CollectorOptions, 
         await catalog.open(marker)
         await blobs.open()
         reports: list[Report] = []
-        for tier in tiers_of(blobs):
-            collector = Collector(catalog, tier.blobs, options, clock, holder)
+        for tier, rules in collected(blobs, options):
+            collector = Collector(catalog, tier, rules, clock, holder)
             try:
                 reports.append(await _last(collector.collect(dry_run)))
             finally:

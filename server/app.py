@@ -25,7 +25,6 @@ from forkpoint.statestore.checkpoint import CheckpointStore
 from forkpoint.statestore.open import ExplainsDurability, open_blobs, open_catalog, shown_url
 from forkpoint.statestore.records import SCHEMA_VERSION, Durability, StoreMarker
 from forkpoint.statestore.retention import RetentionPolicy
-from forkpoint.statestore.tiers import tiers_of
 
 END_TOKEN: Final = "<|end|>"
 TINY_MODEL: Final = Path(__file__).resolve().parent.parent / "model" / "tiny"
@@ -181,7 +180,7 @@ async def serving(config: ServerConfig, parts: Parts | None = None) -> AsyncIter
             marker,
             parts.clock,
             parts.lease_catalog,
-            tiers=[tier.blobs for tier in tiers_of(parts.blobs)],
+            blobs=parts.blobs,
         )
         served = Served(
             node=config.node,

@@ -5,8 +5,9 @@ most condemned blobs, which the next collection of the tier finishes, and garbag
 """
 
 import asyncio
+import math
 from collections.abc import AsyncGenerator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from forkpoint.clock import Clock
@@ -16,10 +17,13 @@ from forkpoint.statestore.blobs import BlobStore
 from forkpoint.statestore.election import Election
 from forkpoint.statestore.errors import CollectedElsewhereError
 from forkpoint.statestore.gcreport import CollectionReport
+from forkpoint.statestore.manifest import digests_in
 from forkpoint.statestore.mark import Mark
-from forkpoint.statestore.records import ManifestKey
+from forkpoint.statestore.records import Durability, ManifestKey
 from forkpoint.statestore.retention import RetentionPolicy
 from forkpoint.statestore.retire import Retirement
+from forkpoint.statestore.scan import all_manifests, stored_sizes
+from forkpoint.statestore.tiers import Role, tiers_of
 
 BATCH: Final = 500
 """Blobs condemned, deleted and absolved together: a saver that needs one of them waits for about as long as their
@@ -36,6 +40,16 @@ class CollectorOptions:
     """How long a blob was seen unnamed before it is deleted."""
     budget_bytes: int = 0
     """What the tier may hold; 0: any amount. Checkpoints beyond those that sessions need are dropped for it."""
+    cache: bool = False
+    """Whether the tier may forget: then it loses blobs beyond its budget, and no checkpoint is dropped for it."""
+
+
+def collected(blobs: BlobStore, options: CollectorOptions) -> list[tuple[BlobStore, CollectorOptions]]:
+    """The tiers of a stack (or the one store that it is) that are collected, with what each goes by. A cache in memory
+    is not: it keeps to its own budget, and is gone with its process."""
+    tiers = [(tier.blobs, tier.role is Role.CACHE) for tier in tiers_of(blobs)]
+    kept = [(store, cache) for store, cache in tiers if not (cache and store.durability is Durability.MEMORY)]
+    return [(store, replace(options, cache=cache)) for store, cache in kept]
 
 
 class Collector:
@@ -86,7 +100,13 @@ class Collector:
     async def _steps(self, report: CollectionReport) -> AsyncGenerator[None, None]:
         options, kept = self._options, set[ManifestKey]()
         retirement = Retirement(
-            self._catalog, self._blobs, options.policy, options.budget_bytes, self._clock, report, kept
+            self._catalog,
+            self._blobs,
+            options.policy,
+            0 if options.cache else options.budget_bytes,
+            self._clock,
+            report,
+            kept,
         )
         async for _ in retirement.run():
             yield
@@ -107,6 +127,9 @@ class Collector:
             yield
             if report.stopped:
                 return
+        if options.cache and options.budget_bytes:
+            await self._evict(report, options.budget_bytes)
+            yield
         await self._forget(report)
 
     # --- before ------------------------------------------------------------------------------------------------
@@ -184,6 +207,28 @@ class Collector:
     async def _absolve(self, digests: Sequence[str]) -> None:
         if digests:
             await self._catalog.absolve(self._blobs.tier, self.election.term, digests)
+
+    async def _evict(self, report: CollectionReport, budget_bytes: int) -> None:
+        """Of a cache: drop what only old manifests name. Whoever reads it next finds it in another tier."""
+        sizes = await stored_sizes(self._blobs)
+        excess = sum(sizes.values()) - budget_bytes
+        pinned = {pin.key for pin in await self._catalog.list_pins()}
+        newest: dict[bytes, float] = {}
+        async for scanned in all_manifests(self._catalog):
+            rank = math.inf if scanned.row.key in pinned else scanned.number
+            for digest in digests_in(scanned.row.manifest):
+                newest[digest] = max(rank, newest.get(digest, 0))
+        order = sorted((rank, digest) for digest, rank in newest.items() if digest in sizes and rank < math.inf)
+        doomed: list[str] = []
+        for _, digest in order:
+            if excess <= 0:
+                break
+            excess -= sizes[digest]
+            doomed.append(digest.hex())
+            report.bytes_evicted += sizes[digest]
+        report.blobs_evicted, report.bytes_over_budget = len(doomed), max(0, excess)
+        for offset in range(0, 0 if report.dry_run else len(doomed), BATCH):
+            await self._blobs.delete(doomed[offset : offset + BATCH], self.election.term)
 
     async def _forget(self, report: CollectionReport) -> None:
         """Notes of absolutions that were made before the last collection ended: a saver that began before is refused

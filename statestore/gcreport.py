@@ -31,6 +31,9 @@ class CollectionReport:
     """Named by none when looked for, and by one once condemned."""
     blobs_deleted: int = 0
     bytes_deleted: int = 0
+    blobs_evicted: int = 0
+    """Named, and dropped from a cache that held too much."""
+    bytes_evicted: int = 0
     bytes_over_budget: int = 0
     """What the tier holds beyond its budget and nothing may be dropped for."""
     dropped: list[Verdict] = field(default_factory=list)

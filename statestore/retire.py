@@ -2,7 +2,6 @@
 
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass, replace
-from typing import Final
 
 from forkpoint.clock import Clock
 from forkpoint.errors import BlobDamagedError, StateIncompatibleError
@@ -13,10 +12,9 @@ from forkpoint.statestore.gcreport import CollectionReport
 from forkpoint.statestore.manifest import digests_in
 from forkpoint.statestore.records import CheckpointRow, ManifestKey
 from forkpoint.statestore.retention import Drop, RetentionPolicy, Verdict
-from forkpoint.statestore.scan import all_manifests
+from forkpoint.statestore.scan import all_manifests, stored_sizes
 from forkpoint.statestore.thinning import Thinned, all_workflows, drop, thin
 
-SIZES_PAGE: Final = 1000
 Row = tuple[str, str, str]
 
 
@@ -71,7 +69,9 @@ class Retirement:
         pinned = {pin.key for pin in await self.catalog.list_pins()}
         blobs = await self._names(self.kept | pinned)
         staying = [verdict for one in judged for verdict in one.verdicts if verdict.stays]
-        gone, self.report.bytes_over_budget = evict(staying, blobs, await self._sizes(), pinned, self.budget_bytes)
+        gone, self.report.bytes_over_budget = evict(
+            staying, blobs, await stored_sizes(self.blobs), pinned, self.budget_bytes
+        )
         rows = {_row(verdict.row) for verdict in gone}
         for one in judged:
             theirs = [replace(v, reason=Drop.OVER_BUDGET) for v in one.verdicts if v.stays and _row(v.row) in rows]
@@ -90,22 +90,6 @@ class Retirement:
                     found[scanned.row.key] = digests_in(scanned.row.manifest)
                 except (BlobDamagedError, StateIncompatibleError):
                     found[scanned.row.key] = []
-        return found
-
-    async def _sizes(self) -> dict[bytes, int]:
-        found: dict[bytes, int] = {}
-        page: list[str] = []
-
-        async def measure() -> None:
-            for digest, size in zip(page, await self.blobs.sizes(page), strict=True):
-                found[bytes.fromhex(digest)] = size or 0
-            page.clear()
-
-        async for digest in self.blobs.digests():
-            page.append(digest)
-            if len(page) == SIZES_PAGE:
-                await measure()
-        await measure()
         return found
 
 

@@ -5,6 +5,7 @@ from typing import Final
 
 from forkpoint.ids import SessionName
 from forkpoint.statestore.base import Catalog
+from forkpoint.statestore.blobs import BlobStore
 from forkpoint.statestore.collection import CollectionCatalog
 from forkpoint.statestore.records import CheckpointRow, ScannedManifest, SessionRow
 
@@ -30,6 +31,24 @@ async def all_checkpoints(catalog: Catalog, workflow: str) -> AsyncIterator[Chec
         for row in rows:
             yield row
         after = rows[-1].session.session, rows[-1].checkpoint
+
+
+async def stored_sizes(blobs: BlobStore) -> dict[bytes, int]:
+    """Stored bytes of every blob of a tier, by its digest as bytes."""
+    found: dict[bytes, int] = {}
+    page: list[str] = []
+
+    async def measure() -> None:
+        for digest, size in zip(page, await blobs.sizes(page), strict=True):
+            found[bytes.fromhex(digest)] = size or 0
+        page.clear()
+
+    async for digest in blobs.digests():
+        page.append(digest)
+        if len(page) == PAGE:
+            await measure()
+    await measure()
+    return found
 
 
 async def all_manifests(catalog: CollectionCatalog, after: int = 0) -> AsyncIterator[ScannedManifest]:

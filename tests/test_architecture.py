@@ -59,7 +59,7 @@ ROOMS = {
     "client": room("proto", third=("grpc", "grpc_health", "google")),
     "cli": room(
         *("client", "model/config", "model/geometries", "model/plan", "statestore/check", "statestore/open"),
-        *("statestore/gc", "statestore/gcreport", "statestore/retention", "statestore/tiers"),
+        *("statestore/gc", "statestore/gcreport", "statestore/retention"),
         "server/main",
         third=("rich",),
     ),

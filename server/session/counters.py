@@ -45,6 +45,8 @@ class Counters:
     checkpoints_dropped: int = 0
     blobs_deleted: int = 0
     bytes_deleted: int = 0
+    blobs_evicted: int = 0
+    """From caches that held too much."""
     prefill_tokens_per_second: float = field(default=0.0)
     restore_bytes_per_second: float = field(default=0.0)
 

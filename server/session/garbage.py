@@ -3,14 +3,14 @@
 import asyncio
 import logging
 import math
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import aclosing
 
 from forkpoint.errors import ForkpointError
 from forkpoint.limits import COLLECTOR_RENEW_SECONDS
 from forkpoint.server.session.core import NodeCore
 from forkpoint.statestore.blobs import BlobStore
-from forkpoint.statestore.gc import Collector, CollectorOptions
+from forkpoint.statestore.gc import Collector, CollectorOptions, collected
 from forkpoint.statestore.gcreport import CollectionReport
 
 log = logging.getLogger(__name__)
@@ -19,12 +19,15 @@ log = logging.getLogger(__name__)
 class Garbage:
     """Collects each tier every so often while this node is its collector, and at once when somebody asks."""
 
-    def __init__(self, core: NodeCore, tiers: Sequence[BlobStore]) -> None:
+    def __init__(self, core: NodeCore, blobs: BlobStore | None) -> None:
         options = core.options
         rules = CollectorOptions(options.retention, options.gc_grace_seconds, options.gc_budget_bytes)
         self._core = core
         self._interval = options.gc_interval_seconds or math.inf
-        self._collectors = [Collector(core.catalog, blobs, rules, core.clock, core.incarnation) for blobs in tiers]
+        self._collectors = [
+            Collector(core.catalog, tier, own, core.clock, core.incarnation)
+            for tier, own in (() if blobs is None else collected(blobs, rules))
+        ]
         self._due: dict[str, float] = {}
         """By tier, on the node's clock."""
         self._task: asyncio.Task[None] | None = None
@@ -68,6 +71,7 @@ class Garbage:
         counters.checkpoints_dropped += sum(report.checkpoints_dropped.values())
         counters.blobs_deleted += report.blobs_deleted
         counters.bytes_deleted += report.bytes_deleted
+        counters.blobs_evicted += report.blobs_evicted
         if report.stopped:
             log.error("tier %s: no blob was deleted: %s", report.tier, report.stopped)
         if report.bytes_over_budget:

@@ -72,8 +72,8 @@ class Node:
     """Implements SessionNode. `catalog` is open; `marker` is what it was opened with.
 
     `lease_catalog` makes a second, unopened catalog on the same store for the lease keeper's own thread; None: renewals
-    go through `catalog` on the node's loop. `presence`: how the lease is kept. `tiers`: the places for
-    blobs that the node collects garbage in, open.
+    go through `catalog` on the node's loop. `presence`: how the lease is kept. `blobs`: open, what the
+    node collects garbage in.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class Node:
         clock: Clock | None = None,
         lease_catalog: Callable[[], Catalog] | None = None,
         presence: type[Presence] = Presence,
-        tiers: Sequence[BlobStore] = (),
+        blobs: BlobStore | None = None,
     ) -> None:
         clock = clock or SystemClock()
         thread = EngineThread(engine)
@@ -113,7 +113,7 @@ class Node:
         self._porter = Porter(claims, self._lifecycle, self._views)
         self._recovery = Recovery(claims, watch, self._lifecycle)
         self._presence = presence(core, lease_catalog)
-        self._garbage = Garbage(core, tiers)
+        self._garbage = Garbage(core, blobs)
         self._shutdown = Shutdown(
             core, self._loop, residents, checkpointer, images, self._presence, self._garbage.leave
         )

@@ -1,13 +1,17 @@
 """Garbage collection: what goes, and what stays."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from forkpoint.errors import BlobMissingError
-from forkpoint.statestore.gc import CollectorOptions
+from forkpoint.statestore.file.blobs import FileBlobs
+from forkpoint.statestore.gc import CollectorOptions, collected
+from forkpoint.statestore.memory.lru import HostMemoryBlobs
 from forkpoint.statestore.records import Pin
 from forkpoint.statestore.retention import Drop, RetentionPolicy
+from forkpoint.statestore.tiers import Role, Tier, TieredBlobs
 from tests.support.collecting import POLICY, Yard, finish
 from tests.support.store import name
 
@@ -287,3 +291,36 @@ async def test_reading_a_collected_checkpoint_fails_clearly(yard: Yard) -> None:
     await yard.collect()
     with pytest.raises(BlobMissingError):
         [part async for part in yard.store().load(saved.manifest, [part.spec for part in saved.parts])]
+
+
+async def test_a_cache_beyond_its_budget_loses_blobs_and_costs_no_checkpoint(yard: Yard) -> None:
+    await yard.session()
+    await yard.register("node")
+    saved = [await yard.save("s", grid) for grid in (64, 80, 96)]
+    await yard.catalog.pin(Pin("p", "node", saved[0].row.manifest_key))
+    (size,) = await yard.blobs.sizes(sorted(await yard.digests())[:1])
+    assert size is not None
+    options = CollectorOptions(RetentionPolicy(3, 0), grace_seconds=0, budget_bytes=4 * size, cache=True)
+    dry = await yard.collect(yard.collector(options, "dry"), dry_run=True)
+    report = await yard.collect(yard.collector(options))
+    assert (dry.blobs_evicted, dry.bytes_evicted) == (report.blobs_evicted, report.bytes_evicted) == (1, size)
+    assert await yard.missing() == [saved[1].parts[-1].digest], "the oldest that is not pinned"
+    assert (report.checkpoints_dropped, report.bytes_over_budget) == ({}, 0)
+    report = await yard.collect(yard.collector(replace(options, budget_bytes=1)))
+    assert report.bytes_over_budget == 3 * size - 1
+    assert await yard.digests() == {part.digest for part in saved[0].parts}
+
+
+async def test_of_a_stack_each_durable_tier_and_each_cache_on_disk_is_collected(tmp_path: Path) -> None:
+    disk, shared = FileBlobs(tmp_path / "cache"), FileBlobs(tmp_path / "shared")
+    stack = TieredBlobs(
+        [
+            Tier("memory", HostMemoryBlobs(1000), Role.CACHE),
+            Tier("disk", disk, Role.CACHE),
+            Tier("shared", shared),
+        ]
+    )
+    await stack.open()
+    assert collected(stack, LAZY) == [(disk, replace(LAZY, cache=True)), (shared, LAZY)]
+    assert collected(shared, LAZY) == [(shared, LAZY)]
+    await stack.close()

@@ -106,8 +106,7 @@ class Site:
         )
         lease = (lambda: SqliteCatalog(self.folder / "catalog.db")) if own_lease else None
         store = CheckpointStore(faults.port, self.blobs)
-        tiers = [self.blobs]
-        node = Node(faults.port, store, engine, ByteCodec(), options, marker, clock, lease, tiers=tiers)
+        node = Node(faults.port, store, engine, ByteCodec(), options, marker, clock, lease, blobs=self.blobs)
         await node.start()
         running = Running(self, node, engine, catalog, options, faults)
         self.nodes.append(running)

@@ -355,6 +355,8 @@ class GcProgress(_message.Message):
     BLOBS_WAITING_FIELD_NUMBER: _builtins.int
     BLOBS_SPARED_FIELD_NUMBER: _builtins.int
     BYTES_OVER_BUDGET_FIELD_NUMBER: _builtins.int
+    BLOBS_EVICTED_FIELD_NUMBER: _builtins.int
+    BYTES_EVICTED_FIELD_NUMBER: _builtins.int
     DROPPED_FIELD_NUMBER: _builtins.int
     blobs_marked: _builtins.int
     """named by a manifest"""
@@ -376,6 +378,9 @@ class GcProgress(_message.Message):
     """named by none when looked for, and by one when looked for again"""
     bytes_over_budget: _builtins.int
     """held beyond the tier's budget, with nothing left that may be dropped"""
+    blobs_evicted: _builtins.int
+    """named, and dropped from a cache that held too much"""
+    bytes_evicted: _builtins.int
     @_builtins.property
     def checkpoints_dropped(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
         """by reason: EXPIRED, THINNED, OFF_CHAIN, SESSION_GONE, OVER_BUDGET"""
@@ -400,11 +405,13 @@ class GcProgress(_message.Message):
         blobs_waiting: _builtins.int = ...,
         blobs_spared: _builtins.int = ...,
         bytes_over_budget: _builtins.int = ...,
+        blobs_evicted: _builtins.int = ...,
+        bytes_evicted: _builtins.int = ...,
         dropped: _abc.Iterable[Global___DroppedCheckpoint] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["blobs_deleted", b"blobs_deleted", "blobs_marked", b"blobs_marked", "blobs_spared", b"blobs_spared", "blobs_waiting", b"blobs_waiting", "bytes_deleted", b"bytes_deleted", "bytes_over_budget", b"bytes_over_budget", "checkpoints_dropped", b"checkpoints_dropped", "checkpoints_kept", b"checkpoints_kept", "done", b"done", "dropped", b"dropped", "manifests_kept", b"manifests_kept", "manifests_removed", b"manifests_removed", "stopped", b"stopped", "tier", b"tier"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["blobs_deleted", b"blobs_deleted", "blobs_evicted", b"blobs_evicted", "blobs_marked", b"blobs_marked", "blobs_spared", b"blobs_spared", "blobs_waiting", b"blobs_waiting", "bytes_deleted", b"bytes_deleted", "bytes_evicted", b"bytes_evicted", "bytes_over_budget", b"bytes_over_budget", "checkpoints_dropped", b"checkpoints_dropped", "checkpoints_kept", b"checkpoints_kept", "done", b"done", "dropped", b"dropped", "manifests_kept", b"manifests_kept", "manifests_removed", b"manifests_removed", "stopped", b"stopped", "tier", b"tier"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
