@@ -38,8 +38,13 @@ def source() -> str:
     return f"#!lua name={prefix()}\n" + _text().replace("@PREFIX@", prefix())
 
 
+def read_file(name: str) -> str:
+    """The text of one of FILES."""
+    folder = resources.files("forkpoint.statestore.redis") / "lua"
+    return (folder / f"{name}.lua").read_text(encoding="utf-8")
+
+
 @cache
 def _text() -> str:
-    folder = resources.files("forkpoint.statestore.redis") / "lua"
-    text = "\n".join((folder / f"{name}.lua").read_text(encoding="utf-8") for name in FILES)
+    text = "\n".join(read_file(name) for name in FILES)
     return text.replace("@KEEP_US@", str(REQUEST_ID_KEEP_SECONDS * 1_000_000))

@@ -8,6 +8,7 @@ from importlib.util import spec_from_file_location
 from pathlib import Path
 from types import CodeType, ModuleType
 
+from forkpoint.statestore.redis import lualib
 from tests.mutations.mutation import Mutation
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -19,7 +20,8 @@ def mutated(mutation: Mutation) -> str:
     if text.count(mutation.old) != 1:
         raise ValueError(f"{mutation.name}: {mutation.path} holds the text to change {text.count(mutation.old)} times")
     changed = text.replace(mutation.old, mutation.new)
-    compile(changed, mutation.path, "exec")
+    if mutation.path.endswith(".py"):
+        compile(changed, mutation.path, "exec")
     return changed
 
 
@@ -51,6 +53,11 @@ class MutatingLoader(SourceFileLoader):
 
 
 def install(mutation: Mutation) -> None:
-    """From now on the module is imported with the change. It must not have been imported yet."""
+    """From now on the module is imported with the change, and must not have been imported yet; a file in Lua is read
+    with the change."""
+    if mutation.path.endswith(".lua"):
+        read, changed = lualib.read_file, Path(mutation.path).stem
+        lualib.read_file = lambda name: mutated(mutation) if name == changed else read(name)
+        return
     assert mutation.module not in sys.modules, f"{mutation.module} is imported already"
     sys.meta_path.insert(0, MutatingFinder(mutation))

@@ -3,6 +3,7 @@
 from typing import Final
 
 from tests.mutations.mutation import Mutation
+from tests.mutations.redis_listing import REDIS
 
 CRASH: Final = "tests/crash/test_crash.py"
 EVERY_CRASH: Final = f"{CRASH}::test_a_crash_at_any_operation_in_any_shape_keeps_everything_acknowledged"
@@ -347,4 +348,4 @@ STORE_NODES: Final = (
     ),
 )
 
-MUTATIONS: Final = (*DURABILITY, *FENCING, *LOG, *STATE, *COLLECTION, *STORE_NODES)
+MUTATIONS: Final = (*DURABILITY, *FENCING, *LOG, *STATE, *COLLECTION, *STORE_NODES, *REDIS)
