@@ -46,8 +46,9 @@ async def stored(count: int, nbytes: int = 8) -> tuple[SlowBlobs, list[ManifestP
 
 async def begun(blobs: SlowBlobs, count: int) -> None:
     """Wait until so many reads have begun, then see that it stays at that."""
-    while len(blobs.begun) < count:
-        await asyncio.sleep(0)
+    async with asyncio.timeout(20):
+        while len(blobs.begun) < count:
+            await asyncio.sleep(0)
     for _ in range(20):
         await asyncio.sleep(0)
     assert len(blobs.begun) == count
