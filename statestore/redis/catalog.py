@@ -44,7 +44,6 @@ from forkpoint.statestore.redis import (
     generations,
     log,
     manifests,
-    marker,
     nodes,
     requests,
     selfcheck,
@@ -57,6 +56,7 @@ from forkpoint.statestore.redis.connection import RedisConnection
 from forkpoint.statestore.redis.durability import DurabilityGate
 from forkpoint.statestore.redis.functions import Functions
 from forkpoint.statestore.redis.keys import KeySpace
+from forkpoint.statestore.redis.marker import open_store
 from forkpoint.statestore.redis.url import RedisUrl
 
 P = ParamSpec("P")
@@ -99,10 +99,10 @@ class RedisCatalog:
             raise StoreUnavailableError(self._url.shown, "it is not open")
         return self._marker
 
-    async def open(self, marker_: StoreMarker) -> None:
+    async def open(self, marker: StoreMarker) -> None:
         """Besides the port's errors: ConfigError for a server that is too old or evicts keys, and
         DurabilityNotReachedError when it reaches less than the URL asks for."""
-        check_id(marker_.namespace, "namespace")
+        check_id(marker.namespace, "namespace")
         gate = DurabilityGate("catalog", self._url)
         connection = RedisConnection(self._url, gate.greet)
         try:
@@ -110,13 +110,13 @@ class RedisCatalog:
             functions = Functions(connection, self._clock)
             await functions.load_everywhere()
             functions.confirm = gate.confirmation()
-            access = Access(functions, KeySpace(marker_.namespace), root_hash(marker_), Heads())
-            await marker.open_store(access, marker_)
+            access = Access(functions, KeySpace(marker.namespace), root_hash(marker), Heads())
+            await open_store(access, marker)
         except BaseException:
             await connection.close()
             raise
         self._durability = gate.fix()
-        self._gate, self._connection, self._marker, self._access = gate, connection, marker_, access
+        self._gate, self._connection, self._marker, self._access = gate, connection, marker, access
 
     async def close(self) -> None:
         self._closed = True
