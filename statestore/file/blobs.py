@@ -9,6 +9,7 @@ import contextlib
 import errno
 import itertools
 import secrets
+import threading
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -52,6 +53,7 @@ class FileBlobs:
         self._broken: str | None = None
         self._durable_folders: set[Path] = set()
         self._durable: dict[str, tuple[int, int]] = {}
+        self._noting = threading.Lock()
         self._token = ""
         self._numbers = itertools.count(1)
         self._lock: int | None = None
@@ -217,8 +219,9 @@ class FileBlobs:
 
     def _forget(self) -> None:
         """A folder that was known to be there is gone: believe nothing."""
-        self._durable_folders.clear()
-        self._durable.clear()
+        with self._noting:
+            self._durable_folders.clear()
+            self._durable.clear()
 
     def _write(self, temporary: Path, pieces: tuple[Buffer, ...]) -> None:
         try:
@@ -233,7 +236,8 @@ class FileBlobs:
         name that was known to be: it may have been collected since, and put again."""
         facts = self._ops.facts(path)
         if facts is None:
-            self._durable.pop(path.name, None)
+            with self._noting:
+                self._durable.pop(path.name, None)
             self._check_home()
             return False
         if self._durable.get(path.name) != facts.mark:
@@ -244,10 +248,11 @@ class FileBlobs:
 
     def _remember(self, digest: str, facts: FileFacts | None) -> None:
         """Note that a name is durable, so that finding it again costs no sync; forget the oldest of many."""
-        if facts is not None:
-            self._durable[digest] = facts.mark
-        while len(self._durable) > DURABLE_NAMES_MAX:
-            self._durable.pop(next(iter(self._durable)), None)
+        with self._noting:
+            if facts is not None:
+                self._durable[digest] = facts.mark
+            while len(self._durable) > DURABLE_NAMES_MAX:
+                self._durable.pop(next(iter(self._durable)), None)
 
     def _make_durable_folder(self, folder: Path) -> None:
         """Both fan-out levels exist and will survive a crash. A folder that is already there may be one that another
@@ -264,7 +269,8 @@ class FileBlobs:
         self._check_home()
         with self._fence.held(self._tier, term):
             for path in paths:
-                self._durable.pop(path.name, None)
+                with self._noting:
+                    self._durable.pop(path.name, None)
                 with contextlib.suppress(FileNotFoundError):
                     self._ops.unlink(path)
             for folder in sorted({path.parent for path in paths}):

@@ -1,5 +1,7 @@
 """Blob files: temporaries, full disks, failed syncs, damaged folders."""
 
+import asyncio
+import sys
 from pathlib import Path
 
 import pytest
@@ -102,6 +104,23 @@ async def test_what_is_no_digest_names_no_file(tmp_path: Path, digest: str) -> N
     with pytest.raises(ValueError, match="no BLAKE3 digest"):
         await blobs.get(digest)
     await blobs.close()
+
+
+async def test_names_known_to_be_durable_are_forgotten_by_many_threads_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("forkpoint.statestore.file.blobs.DURABLE_NAMES_MAX", 3)
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    blobs = FileBlobs(tmp_path)
+    try:
+        digests = [digest_of(bytes([index])) for index in range(120)]
+        assert all(await asyncio.gather(*(blobs.put(digest, b"frame") for digest in digests)))
+        assert all(await asyncio.gather(*(blobs.has(digest) for digest in digests * 3)))
+        assert len(blobs._durable) <= 3
+    finally:
+        sys.setswitchinterval(interval)
+        await blobs.close()
 
 
 async def test_strange_files_are_not_listed(tmp_path: Path) -> None:
