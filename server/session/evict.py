@@ -49,16 +49,18 @@ class Residents:
 
     async def admit(self) -> None:
         """Let waiting sessions in, as far as there is room, and make room for the next ones."""
-        waiting = list(self._waiting())
-        if not waiting:
+        if next(iter(self._waiting()), None) is None:
             return
-        plan = plan_admission(waiting, self.idle(), self._room(await self._core.engine.capacity()))
+        capacity = await self._core.engine.capacity()
+        # A session may have left while the engine was asked.
+        waiting = list(self._waiting())
+        plan = plan_admission(waiting, self.idle(), self._room(capacity))
         foreground = {w.key for w in waiting if w.foreground}
         short = bool(foreground - set(plan.admit) - set(plan.never))
         for name in plan.admit:
             self._begin(self._core.lives[name])
-        for name in plan.never:
-            await self._refuse(self._core.lives[name])
+        for live in [self._core.lives[name] for name in plan.never]:
+            await self._refuse(live)
         # Prefill in the background goes before images and idle sessions, not before running generations.
         if (short or plan.park) and await self._images.drop_one():
             self._core.wake()

@@ -5,9 +5,11 @@ from dataclasses import replace
 
 import pytest
 
-from forkpoint.errors import NodeCapacityError
+from forkpoint.errors import NodeCapacityError, SessionPausedError
+from forkpoint.server.engine.base import Capacity
 from forkpoint.server.engine.batch import Sample
 from forkpoint.server.session.api import GenerateCall
+from forkpoint.server.session.live import Place
 from forkpoint.statestore.records import CheckpointPolicy
 from tests.support.hash_engine import HashEngine, continuation
 from tests.support.session_site import FAST, Running, Site, key, until
@@ -183,3 +185,28 @@ async def test_a_parked_session_keeps_no_tokens_in_memory(site: Site) -> None:
     parked, resident = (node.node._core.lives[name] for name in names)
     assert (parked.tail.token_ids, parked.tail.end) == ([], len(PROMPT))
     assert resident.tail.token_ids == PROMPT
+
+
+async def test_a_session_that_leaves_while_room_is_looked_for_stops_nobody(
+    memory: Running, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    stays, leaves = await memory.session("stays"), await memory.session("leaves")
+    core = memory.node._core
+    real, left = core.engine.capacity, asyncio.Event()
+
+    async def capacity() -> Capacity:
+        found = await real()
+        live = core.lives.get(leaves)
+        if live is not None and live.place is Place.PARKED:
+            await core.drop(live, SessionPausedError(str(leaves)))
+            left.set()
+        return found
+
+    await memory.append(stays, PROMPT)
+    await memory.idle(stays)
+    monkeypatch.setattr(core.engine, "capacity", capacity)
+    await memory.append(leaves, PROMPT)
+    await left.wait()
+    read = await memory.generate(GenerateCall(stays, key("g"), max_tokens=5))
+    assert read.tokens == continuation(PROMPT, 5, GREEDY)[0]
+    assert "a step failed" not in caplog.text
