@@ -50,15 +50,15 @@ class Collecting:
         catalog, session, child = self.catalog, name(f"k{turn}"), name(f"l{turn}")
         yield lambda: catalog.create_session(new(session.session), request(f"k{turn}"))
         yield lambda: catalog.acquire(session, "i1", 0)
-        for step in range(5):
+        for step in range(4):
             tokens = tuple(1000 * turn + 20 * step + n for n in range(20))
             yield partial(catalog.append, AppendTokens(session, 1, tokens, request=request(f"k{turn}-{step}")))
             yield partial(self._checkpoint, session, f"c{step}")
-        yield lambda: catalog.fork(ForkSessions(session, 50, (new(child.session),), request(f"l{turn}")))
+        yield lambda: catalog.fork(ForkSessions(session, 40, (new(child.session),), request(f"l{turn}")))
         yield self._collect
         if turn % 2:
             yield lambda: catalog.rewind(session, 1, 35, request(f"m{turn}"))
-            yield lambda: catalog.delete_checkpoint(session, "c4", request(f"n{turn}"))
+            yield lambda: catalog.delete_checkpoint(session, "c3", request(f"n{turn}"))
             yield lambda: catalog.append(AppendTokens(session, 1, (turn,) * 40))
         else:
             yield lambda: catalog.delete_session(session, 1, request(f"o{turn}"))

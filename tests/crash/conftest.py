@@ -32,4 +32,4 @@ def run() -> Iterator[Run]:
     """The workload as it should be, with WAL pages moved often enough to crash in the middle of that too."""
     with pytest.MonkeyPatch.context() as patch, folder_in_memory() as folder:
         patch.setattr(connection, "CHECKPOINT_PAGES", 60)
-        yield asyncio.run(record(folder, rounds=7, collecting=2))
+        yield asyncio.run(record(folder, rounds=3, collecting=2))

@@ -25,6 +25,14 @@ async def test_a_crash_at_any_operation_in_any_shape_keeps_everything_acknowledg
     assert tried > 10 * len(run.operations)
 
 
+async def test_a_crash_of_a_short_script_keeps_everything_acknowledged(memory_folder: Path) -> None:
+    """What `python -m tests.mutations` puts its mistakes under."""
+    run = await record(memory_folder, rounds=1)
+    problem, tried = first_problem(run, memory_folder / "scratch", Replay(run.operations).crashes())
+    assert problem is None
+    assert tried > 1000
+
+
 async def test_a_crash_that_keeps_a_random_part_of_what_was_not_synced_loses_nothing(
     run: Run, memory_folder: Path
 ) -> None:

@@ -6,7 +6,7 @@ from tests.mutations.mutation import Mutation
 from tests.mutations.redis_listing import REDIS
 
 CRASH: Final = "tests/crash/test_crash.py"
-EVERY_CRASH: Final = f"{CRASH}::test_a_crash_at_any_operation_in_any_shape_keeps_everything_acknowledged"
+SHORT_CRASH: Final = f"{CRASH}::test_a_crash_of_a_short_script_keeps_everything_acknowledged"
 SIM: Final = "tests/sim/test_sim.py::test_every_promise_holds_in_every_run"
 FORKS: Final = "tests/exactness/test_forks.py::test_a_childs_tokens_never_reach_its_parent_or_its_siblings"
 EMBEDDED: Final = ("-k", "memory or sqlite")
@@ -19,7 +19,7 @@ DURABILITY: Final = (
         "statestore/sqlite/connection.py",
         'db.pragma("synchronous", self._synchronous)',
         'db.pragma("synchronous", "OFF")',
-        (EVERY_CRASH,),
+        (SHORT_CRASH,),
     ),
     Mutation(
         "acknowledge-before-commit",
@@ -31,7 +31,7 @@ DURABILITY: Final = (
         "        for call in group:\n            call.settle()\n",
         "                    self._attempt(db, call, alone=len(group) == 1)\n                    call.settle()\n"
         "                __import__('time').sleep(0.005)\n        except BaseException:\n            raise\n",
-        (EVERY_CRASH,),
+        (SHORT_CRASH,),
     ),
     Mutation(
         "skip-fsync-of-a-blob",
@@ -48,7 +48,7 @@ DURABILITY: Final = (
         "statestore/file/blobs.py",
         "        facts = self._ops.facts(path)\n        self._sync(path.parent)\n",
         "        facts = self._ops.facts(path)\n",
-        (EVERY_CRASH,),
+        (SHORT_CRASH,),
     ),
     Mutation(
         "has-without-durability",
@@ -64,7 +64,7 @@ DURABILITY: Final = (
         "statestore/checkpoint.py",
         "        new = await self._blobs.put(digest, *pieces)\n",
         "        new = True\n        asyncio.get_running_loop().create_task(self._blobs.put(digest, *pieces))\n",
-        (EVERY_CRASH,),
+        (SHORT_CRASH,),
     ),
 )
 

@@ -18,6 +18,7 @@ PATIENCE_SECONDS: Final = 0.15
 """A call that is not answered by then has failed."""
 FAST_SECONDS: Final = (0.0002, 0.002)
 SLOW_SECONDS: Final = (0.005, 0.1)
+LATE_SECONDS: Final = (0.1, 1.0)
 
 
 @dataclass
@@ -29,9 +30,12 @@ class Weather:
     lost_answer: float = 0.0
     """The call takes effect, its caller gets an error."""
 
+    late: float = 0.0
+    """The call takes effect long after its caller has given up."""
+
     def calm(self) -> None:
         """From now on nothing goes wrong."""
-        self.slow = self.lost_request = self.lost_answer = 0.0
+        self.slow = self.lost_request = self.lost_answer = self.late = 0.0
 
 
 class Link:
@@ -59,6 +63,9 @@ class Link:
         deadline = loop.time() + PATIENCE_SECONDS
         if self.cut or rng.random() < self._weather.lost_request:
             self._silence(answer, deadline)
+        elif rng.random() < self._weather.late:
+            self._silence(answer, deadline)
+            loop.call_later(rng.uniform(*LATE_SECONDS), self._store.execute_if_up, call, context=WORLD)
         else:
             loop.call_later(self._delay(), self._arrive, answer, call, deadline, context=WORLD)
         return await answer

@@ -109,6 +109,7 @@ class Nemesis:
         self._weather.slow = self._rng.choice((0.0, 0.1, 0.4))
         self._weather.lost_request = self._rng.choice((0.0, 0.05, 0.2))
         self._weather.lost_answer = self._rng.choice((0.0, 0.05, 0.2))
+        self._weather.late = self._rng.choice((0.0, 0.0, 0.05))
         await asyncio.sleep(self._rng.uniform(0.1, 1.0))
         self._weather.calm()
 

@@ -105,6 +105,11 @@ class SimStore:
         self._trace.note("store", call.caller, call.method, call.args, error or value)
         return Reply(value, error, ready if self.durability is Durability.REPLICATED else self._loop.time(), self.term)
 
+    def execute_if_up(self, call: Call) -> None:
+        """A call whose caller hears nothing of it any more."""
+        if self.up:
+            self.execute(call)
+
     def _apply(self, call: Call) -> tuple[object, ForkpointError | None]:
         target = getattr(self.catalog if call.port == "catalog" else self.blobs, call.method)
         try:
