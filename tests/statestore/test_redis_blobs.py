@@ -12,7 +12,6 @@ from forkpoint.errors import (
     BlobMissingError,
     ConfigError,
     DurabilityNotReachedError,
-    StoreFullError,
     StoreUnavailableError,
 )
 from forkpoint.statestore.codec import digest_of
@@ -284,109 +283,6 @@ async def test_a_write_that_replicas_do_not_confirm_is_not_acknowledged(server: 
         with pytest.raises(StoreUnavailableError, match="0 of 1 replicas"):
             await call
     await unconfirmed.close()
-
-
-# --- what happens to servers -----------------------------------------------------------------------------------
-@pytest.mark.parametrize("product", ["valkey", "redis"])
-async def test_a_server_that_is_killed_and_started_again_has_every_blob_that_it_acknowledged(product: str) -> None:
-    with redis_server(product, "--appendonly", "yes", "--appendfsync", "always") as server:
-        async with opened(server, "timeout=2&connect_timeout=0.5") as blobs:
-            acked, failed = dict[str, bytes](), 0
-            for round_number in range(3):
-                async with asyncio.TaskGroup() as group:
-                    frames = [os.urandom(2 * CHUNK + index) for index in range(12)]
-                    tasks = {digest_of(f): (f, group.create_task(outcome(blobs, digest_of(f), f))) for f in frames}
-                    while sum(task.done() for _, task in tasks.values()) < 4:
-                        await asyncio.sleep(0)
-                    server.kill()
-                for digest, (frame, task) in tasks.items():
-                    if task.result() is None:
-                        acked[digest] = frame
-                    else:
-                        failed += 1
-                assert isinstance(await outcome(blobs, DIGEST, FRAME), StoreUnavailableError)
-                await asyncio.to_thread(server.start)
-                for digest, frame in acked.items():
-                    assert await blobs.has(digest)
-                    assert await blobs.get(digest) == frame
-                assert await blobs.put(digest_of(bytes([round_number])), FRAME), "it works again by itself"
-            assert len(acked) >= 12 and failed
-            for digest in [digest async for digest in blobs.digests()]:
-                await blobs.get(digest)
-            assert await blobs.self_check() == []
-
-
-async def outcome(blobs: RedisBlobs, digest: str, frame: bytes) -> StoreUnavailableError | None:
-    try:
-        await blobs.put(digest, frame)
-    except StoreUnavailableError as error:
-        return error
-    return None
-
-
-async def test_a_server_that_lost_all_it_had_says_so_and_takes_blobs_again() -> None:
-    with redis_server("valkey") as server:
-        async with opened(server) as blobs:
-            await blobs.put(DIGEST, FRAME)
-            await asyncio.to_thread(server.kill)
-            await asyncio.to_thread(server.start)
-            assert not await blobs.has(DIGEST)
-            with pytest.raises(BlobMissingError):
-                await blobs.get(DIGEST)
-            assert await blobs.put(DIGEST, FRAME)
-
-
-async def test_a_full_server_says_so_and_takes_blobs_again_once_there_is_room() -> None:
-    with redis_server("valkey", "--maxmemory", "6mb") as server:
-        async with opened(server) as blobs:
-            await blobs.put(OTHER, FRAME)
-            large = os.urandom(8 << 20)
-            with pytest.raises(StoreFullError, match="maxmemory"):
-                await blobs.put(DIGEST, large)
-            assert not await blobs.has(DIGEST)
-            assert await blobs.get(OTHER) == FRAME
-            server.command("CONFIG", "SET", "maxmemory", "64mb")
-            assert await blobs.put(DIGEST, large)
-            assert await blobs.get(DIGEST) == large
-
-
-async def test_a_stalled_server_costs_its_callers_a_timeout_and_nobody_else_anything(
-    server: RedisServerProcess,
-) -> None:
-    async with opened(server, "timeout=0.5&connect_timeout=0.5&connections=2") as blobs:
-        await blobs.put(OTHER, FRAME)
-        server.pause()
-        try:
-            ticks = 0
-            async with asyncio.TaskGroup() as group:
-                frame = os.urandom(64 * CHUNK)
-                tasks = [group.create_task(outcome(blobs, digest_of(bytes([i])), frame)) for i in range(4)]
-                while not all(task.done() for task in tasks):
-                    await asyncio.sleep(0.001)
-                    ticks += 1
-            assert all(isinstance(task.result(), StoreUnavailableError) for task in tasks)
-            assert ticks > 50, "the loop went on"
-        finally:
-            server.resume()
-        assert await blobs.put(DIGEST, FRAME)
-        assert await blobs.get(OTHER) == FRAME
-
-
-async def test_a_server_that_takes_connections_and_never_answers_is_told_in_time() -> None:
-    async def swallow(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        while await reader.read(1 << 16):
-            continue
-        writer.close()
-
-    listener = await asyncio.start_server(swallow, "127.0.0.1", 0)
-    port = listener.sockets[0].getsockname()[1]
-    blobs = RedisBlobs(parse_redis_url("blobs", f"redis://127.0.0.1:{port}?timeout=0.3&connect_timeout=0.3"))
-    async with asyncio.timeout(20):
-        with pytest.raises(StoreUnavailableError):
-            await blobs.open()
-    await blobs.close()
-    listener.close()
-    await listener.wait_closed()
 
 
 async def test_what_is_no_digest_names_no_key(blobs: RedisBlobs) -> None:
