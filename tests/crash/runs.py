@@ -67,7 +67,8 @@ async def record(
                 await after()
             snapshots.append(snapshot(root / "catalog.db"))
             findings = [finding async for finding in check(catalog, blobs)]
-            assert [finding for finding in findings if finding.severity is Severity.ERROR] == []
+            errors = [finding for finding in findings if finding.severity is Severity.ERROR]
+            assert not errors, f"{errors[0].kind}: {errors[0]}"
     finally:
         await catalog.close()
         await blobs.close()
