@@ -31,6 +31,7 @@ class Election:
         self._ttl_seconds = ttl_seconds
         self._seen: tuple[int, int] | None = None
         self._seen_at = 0.0
+        self._dead_term = NOBODY
         self._renewed_at = 0.0
         self.tier = tier
         self.holder = holder
@@ -58,11 +59,16 @@ class Election:
         self.other, self._renewed_at = "", self._clock.monotonic()
         return True
 
+    def presume_dead(self, term: int) -> None:
+        """Whoever was elected under `term` is known to be dead: the next stand need not wait. A mistake costs that one
+        its work, as any other judgement does."""
+        self._dead_term = term
+
     def _is_dead(self, term: int, counter: int) -> bool:
         now = self._clock.monotonic()
         if self._seen != (term, counter):
             self._seen, self._seen_at = (term, counter), now
-        return now - self._seen_at >= self._ttl_seconds
+        return term == self._dead_term or now - self._seen_at >= self._ttl_seconds
 
     async def keep(self) -> None:
         """Between two batches of work: renew when it is time. StaleCollectorError when the term is over."""

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from dataclasses import dataclass, field
+from typing import Final
 
 from forkpoint.clock import Clock
 from forkpoint.errors import ForkpointError, UnavailableError
@@ -18,6 +19,9 @@ from forkpoint.statestore.checkpoint import CheckpointStore
 from forkpoint.statestore.records import SessionRow, StoreMarker
 
 log = logging.getLogger(__name__)
+
+INCARNATION: Final = "i"
+"""Prefix of an incarnation's id, so that it is told from a tool's name."""
 
 
 @dataclass(slots=True)

@@ -8,8 +8,9 @@ from contextlib import aclosing
 
 from forkpoint.errors import ForkpointError
 from forkpoint.limits import COLLECTOR_RENEW_SECONDS
-from forkpoint.server.session.core import NodeCore
+from forkpoint.server.session.core import INCARNATION, NodeCore
 from forkpoint.statestore.blobs import BlobStore
+from forkpoint.statestore.election import NOBODY
 from forkpoint.statestore.gc import Collector, CollectorOptions, collected
 from forkpoint.statestore.gcreport import CollectionReport
 
@@ -47,18 +48,29 @@ class Garbage:
             await asyncio.sleep(COLLECTOR_RENEW_SECONDS)
 
     async def _look(self, collector: Collector) -> None:
-        """Stay or become the tier's collector, and collect when it is time."""
+        """Stay or become the tier's collector, and collect when it is time; at once what another one left."""
         tier, now = collector.election.tier, self._core.clock.monotonic()
-        if tier not in self._due:
-            left = bool(await self._core.catalog.list_condemned(tier, "", 1))
-            self._due[tier] = now if left else now + self._interval
-        if self._due[tier] == math.inf or not await collector.election.stand() or now < self._due[tier]:
+        due = self._due.setdefault(tier, now + self._interval)
+        left = collector.election.term == NOBODY and bool(await self._core.catalog.list_condemned(tier, "", 1))
+        if due == math.inf and not left:
+            return
+        await self._bury(collector)
+        if not await collector.election.stand() or not (left or now >= due):
             return
         async for report in collector.collect():
             if report.done:
                 self._note(report)
         self._due[tier] = self._core.clock.monotonic() + self._interval
         await self._rest(collector)
+
+    async def _bury(self, collector: Collector) -> None:
+        """An incarnation that is not registered any more was found dead, or left: no need to watch its counter."""
+        election = collector.election
+        row = await self._core.catalog.get_collector(election.tier)
+        if row.holder == election.holder or not row.holder.startswith(f"{INCARNATION}-"):
+            return
+        if row.holder not in {node.incarnation for node in await self._core.catalog.list_nodes()}:
+            election.presume_dead(row.term)
 
     async def _rest(self, collector: Collector) -> None:
         """A node that does not collect by itself leaves it to others."""

@@ -25,7 +25,7 @@ from forkpoint.server.session.api import (
 from forkpoint.server.session.checkpoint import Checkpointer
 from forkpoint.server.session.checkpoint_calls import CheckpointCalls
 from forkpoint.server.session.claims import Claims
-from forkpoint.server.session.core import NodeCore
+from forkpoint.server.session.core import INCARNATION, NodeCore
 from forkpoint.server.session.counters import Counters
 from forkpoint.server.session.engine_thread import EngineThread
 from forkpoint.server.session.evict import Residents
@@ -92,7 +92,7 @@ class Node:
         clock = clock or SystemClock()
         thread = EngineThread(engine)
         self._core = core = NodeCore(
-            catalog, checkpoints, thread, codec, options, clock, new_id("i"), marker, TaskOwner(options.node)
+            catalog, checkpoints, thread, codec, options, clock, new_id(INCARNATION), marker, TaskOwner(options.node)
         )
         watch = DeathWatch(clock, options.lease_ttl_seconds + options.lease_skew_seconds)
         owners = Owners(core, watch)

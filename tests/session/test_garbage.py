@@ -155,6 +155,24 @@ async def test_what_a_collector_left_is_finished_when_a_node_starts(site: Site) 
             await asyncio.sleep(0.002)
 
 
+async def test_the_work_of_a_node_that_was_killed_goes_on_once_it_is_known_dead(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(garbage, "COLLECTOR_RENEW_SECONDS", 0.005)
+    rarely = replace(EAGER, gc_interval_seconds=1000.0)
+    first = await site.node(options=rarely)
+    await collect(first)
+    tier = site.blobs.tier
+    row = await first.catalog.get_collector(tier)
+    assert row.holder == first.node.incarnation
+    await site.blobs.put("ab" * 32, b"left over")
+    await first.catalog.condemn(tier, row.term, ["ab" * 32])
+    await first.crash()
+    second = await site.node(options=rarely)
+    await until(lambda: second.node.counters.blobs_deleted == 1)
+    assert (await second.catalog.get_collector(tier)).holder == second.node.incarnation
+
+
 async def test_a_restore_pins_what_it_reads_and_lets_go_of_it(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     node = await site.node(options=EAGER)
     await node.workflow()
