@@ -39,7 +39,7 @@ from tests.support.store import MARKER, PARAMS, ManualClock, name, new, request
 T = TypeVar("T")
 SPEC = PartSpec("kda.000.state.0", "uint8", (32,))
 LABELS = ("memory", "sqlite", "valkey")
-EXAMPLES = {"memory": 30, "sqlite": 6, "valkey": 4}
+EXAMPLES = {"memory": 20, "sqlite": 4, "valkey": 2}
 STEPS = 40
 
 tokens_of = st.lists(st.integers(0, 500), min_size=1, max_size=24)
