@@ -1,7 +1,7 @@
 """A collector that dies at any of its calls, before or after its effect: the next one finishes, and nothing is lost."""
 
 import inspect
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any, cast
 
@@ -33,11 +33,12 @@ class Mortal:
         attribute = getattr(self._inner, method)
         if not callable(attribute):
             return attribute
+        act = cast(Callable[..., Any], attribute)
         if inspect.isasyncgenfunction(attribute):
 
             async def listing(*args: Any) -> AsyncIterator[Any]:
                 self._life.step(method)
-                async for item in attribute(*args):
+                async for item in act(*args):
                     yield item
 
             return listing
@@ -45,8 +46,8 @@ class Mortal:
         async def call(*args: Any, **kwargs: Any) -> Any:
             if not self._life.late:
                 self._life.step(method)
-                return await attribute(*args, **kwargs)
-            result = await attribute(*args, **kwargs)
+                return await act(*args, **kwargs)
+            result = await act(*args, **kwargs)
             self._life.step(method)
             return result
 

@@ -79,18 +79,19 @@ class Gated:
         attribute = getattr(self._inner, method)
         if method in self._free or not callable(attribute):
             return attribute
+        act = cast(Callable[..., Any], attribute)
         if inspect.isasyncgenfunction(attribute):
 
             async def listing(*args: Any) -> AsyncIterator[Any]:
                 await self._stage.turn(self._actor, method)
-                async for item in attribute(*args):
+                async for item in act(*args):
                     yield item
 
             return listing
 
         async def call(*args: Any, **kwargs: Any) -> Any:
             await self._stage.turn(self._actor, method)
-            return await attribute(*args, **kwargs)
+            return await act(*args, **kwargs)
 
         return call
 
