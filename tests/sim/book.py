@@ -9,6 +9,10 @@ from forkpoint.statestore.chain import HashChain
 from tests.support.session_site import MARKER
 
 
+class ResyncError(Exception):
+    """The store lost what the client knew: it has read the log again, and its operation is off."""
+
+
 @dataclass
 class Book:
     """`samples`: for each token the parameters that it was sampled with, None when it was appended. `eras`: logs that

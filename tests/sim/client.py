@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import random
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
@@ -19,24 +19,21 @@ from forkpoint.errors import (
     UnavailableError,
 )
 from forkpoint.ids import SessionName
-from forkpoint.server.engine.batch import Sample
 from forkpoint.server.session.api import (
     AppendCall,
-    Chunk,
     CreateSession,
-    Finished,
     ForkCall,
     GenerateCall,
-    GenerateEvent,
     Input,
     ResumeResult,
     SessionView,
 )
 from forkpoint.server.session.node import Node
 from forkpoint.server.session.seeds import child_seed
-from forkpoint.statestore.records import CheckpointPolicy, FinishReason, RequestKey
-from tests.sim.book import Book
+from forkpoint.statestore.records import CheckpointPolicy, RequestKey
+from tests.sim.book import Book, ResyncError
 from tests.sim.fleet import HiccupError, Seat
+from tests.sim.reading import Reading
 from tests.sim.store import SimStore
 from tests.sim.trace import Trace
 from tests.sim.watch import Violation
@@ -47,10 +44,6 @@ WORKFLOW: Final = "w"
 BACK_OFF_SECONDS: Final = (0.005, 0.06)
 HEAD_MAX: Final = 220
 """A session that long only gets children, rewinds and looks."""
-
-
-class ResyncError(Exception):
-    """The store lost what the client knew: it has read the log again, and its operation is off."""
 
 
 class Client:
@@ -66,7 +59,7 @@ class Client:
         self.generated = 0
         self.resyncs = 0
         self._seats = seats
-        self._wire = wire
+        self.wire = wire
         self._store = store
         self._rng = rng
         self._trace = trace
@@ -83,7 +76,7 @@ class Client:
         """Call until there is an answer. Raises what only the store's loss can explain as ResyncError."""
         while True:
             try:
-                return await self._wire.call(self._seat(book), method)
+                return await self.wire.call(self.seat(book), method)
             except (ForkpointError, HiccupError) as error:
                 await self.after(book, error)
 
@@ -104,7 +97,7 @@ class Client:
             raise ResyncError
         await asyncio.sleep(self._rng.uniform(*BACK_OFF_SECONDS))
 
-    def _seat(self, book: Book | None) -> Seat:
+    def seat(self, book: Book | None) -> Seat:
         hint = None if book is None else self._hints.get(book.name)
         if hint is not None and self._rng.random() < 0.9:
             return next((seat for seat in self._seats if seat.name == hint), self._seats[0])
@@ -116,7 +109,7 @@ class Client:
         while True:
             lost = self._store.lost
             try:
-                view = await self._wire.call(self._any(), lambda node: node.get_session(book.name))
+                view = await self.wire.call(self._any(), lambda node: node.get_session(book.name))
                 tokens = await self.read(book.name)
             except (UnavailableError, AbortedError):
                 await asyncio.sleep(self._rng.uniform(*BACK_OFF_SECONDS))
@@ -142,7 +135,7 @@ class Client:
         """An append that can't take effect: its owner finds out what the store holds of the session."""
         call = AppendCall(book.name, Input(token_ids=(97,)), expected_position=1_000_000)
         try:
-            await self._wire.call(self._seat(book), lambda node: node.append(call))
+            await self.wire.call(self.seat(book), lambda node: node.append(call))
         except SessionRelocatingError as error:
             self._hints[book.name] = error.owner
         except (ForkpointError, HiccupError):
@@ -151,12 +144,12 @@ class Client:
     async def read(self, name: SessionName) -> list[int]:
         """The whole log."""
         async with aclosing(
-            self._wire.stream(self._any(), lambda node: node.read_tokens(name, 0, None, False))
+            self.wire.stream(self._any(), lambda node: node.read_tokens(name, 0, None, False))
         ) as chunks:
             return [token async for chunk in chunks for token in chunk.token_ids]
 
     def _any(self) -> Seat:
-        return self._seat(None)
+        return self.seat(None)
 
     # --- operations --------------------------------------------------------------------------------------------
     async def run(self, count: int) -> None:
@@ -296,7 +289,7 @@ class Client:
         while True:
             request = self.key("resume")
             try:
-                await self._wire.call(self._seat(book), partial(_resumes, book.name, request))
+                await self.wire.call(self.seat(book), partial(_resumes, book.name, request))
                 break
             except SessionPausedError:
                 continue  # paused by a call whose answer was lost: once more
@@ -338,92 +331,13 @@ class Client:
         # Undelete has no request id: a repeated one may find it done.
         while True:
             try:
-                await self._wire.call(self._any(), lambda node: node.undelete_session(book.name))
+                await self.wire.call(self._any(), lambda node: node.undelete_session(book.name))
                 break
             except (ForkpointError, HiccupError) as error:
                 if type(error).__name__ == "PreconditionError":
                     break
                 await self.after(book, error)
         book.paused = True
-
-
-class Reading:
-    """One generation, read to its end over any number of connections."""
-
-    def __init__(self, client: Client, book: Book, call: GenerateCall) -> None:
-        self._client = client
-        self._book = book
-        self._call = call
-        self._sample = Sample(
-            call.temperature,
-            call.top_k,
-            call.top_p,
-            call.min_p,
-            book.seed if call.seed is None else call.seed,
-            call.logprobs,
-        )
-        self.begun = asyncio.Event()
-        self.off = False
-        """The store lost it."""
-        self._finished: Finished | None = None
-
-    async def run(self) -> None:
-        """Until its end is known."""
-        tokens = self._call.input.token_ids or ()
-        start = self._book.head + len(tokens)
-        position = start
-        synced = self._book.synced_at_loss
-        try:
-            while self._finished is None or self._book.synced_at_loss != synced:
-                if self._book.synced_at_loss != synced:
-                    # Something else found out what the store lost, and began this session's book anew.
-                    await self._client.resync(self._book)
-                    raise ResyncError
-                call = replace(self._call, resume_position=position)
-                try:
-                    seat = self._client._seat(self._book)
-                    async with aclosing(self._client._wire.stream(seat, _generates(call))) as events:
-                        async for event in events:
-                            if self._book.synced_at_loss != synced:
-                                break
-                            position = self._take(event, start, position, tokens)
-                except SessionPausedError:
-                    await asyncio.sleep(0.02)  # its end is in the store
-                except (ForkpointError, HiccupError) as error:
-                    await self._client.after(self._book, error)
-        except ResyncError:
-            self.off = True
-            raise
-        finally:
-            self.begun.set()
-        self._check_end(start, position)
-
-    def _take(self, event: GenerateEvent, start: int, position: int, tokens: tuple[int, ...]) -> int:
-        book = self._book
-        if isinstance(event, Chunk):
-            if event.token_ids and event.start != position:
-                raise Violation(f"{book.name}: a chunk begins at {event.start}, {position} was due")
-            book.grow(event.token_ids, self._sample)
-            self._client.generated += len(event.token_ids)
-            return position + len(event.token_ids)
-        if isinstance(event, Finished):
-            self._finished = event
-        elif not self.begun.is_set():
-            if event.row.start != start:
-                raise Violation(f"{book.name}: a generation starts at {event.row.start}, not at {start}")
-            book.grow(tokens, None)
-            self.begun.set()
-        return position
-
-    def _check_end(self, start: int, position: int) -> None:
-        found, book = self._finished, self._book
-        assert found is not None
-        if found.head != position or found.head_hash != book.head_hash():
-            raise Violation(
-                f"{book.name}: a generation ended at {found.head}, {position} tokens came, or hashes differ"
-            )
-        if found.reason is FinishReason.LENGTH and position - start != self._call.max_tokens:
-            raise Violation(f"{book.name}: {position - start} tokens of {self._call.max_tokens}")
 
 
 def _raise_worst(found: "list[T | BaseException]") -> "list[T]":
@@ -436,10 +350,6 @@ def _raise_worst(found: "list[T | BaseException]") -> "list[T]":
 
 def _resumes(name: SessionName, request: RequestKey, node: Node) -> Awaitable[ResumeResult]:
     return node.resume(name, request)
-
-
-def _generates(call: GenerateCall) -> Callable[[Node], AsyncIterator[GenerateEvent]]:
-    return lambda node: node.generate(call)
 
 
 def _is_plain_abort(error: Exception) -> bool:

@@ -54,7 +54,7 @@ class SimLoop(asyncio.AbstractEventLoop):
         asyncio.events._set_running_loop(self)
         self._running = True
         try:
-            task = self.create_task(work)
+            task = self.create_task(work)  # owner: this call runs it to its end
             while not task.done():
                 self._round(deadline)
         finally:
@@ -124,7 +124,7 @@ class SimLoop(asyncio.AbstractEventLoop):
 
     def _finalise(self, generator: AsyncGenerator[Any, Any]) -> None:
         if not self._closed:
-            self.create_task(generator.aclose())
+            self.create_task(generator.aclose())  # owner: the loop, as in asyncio's own
 
     # --- callbacks ---------------------------------------------------------------------------------------------
     def time(self) -> float:

@@ -40,6 +40,7 @@ class Process:
 
     def spawn(self, work: Coroutine[Any, Any, T]) -> "asyncio.Task[T]":
         """Run a task as this process."""
+        # owner: whoever spawned it, by `ends`
         task = asyncio.get_running_loop().create_task(work, context=self.context())
         self.tasks.add(task)
         task.add_done_callback(self.tasks.discard, context=self.context())
