@@ -38,7 +38,7 @@ class Pins:
                 log.info("pin %s is left: the node stops", pin)
 
     async def _pay(self) -> None:
-        for pin in list(self._owed):
+        for pin in sorted(self._owed):
             try:
                 await self._catalog.unpin(pin)
             except ForkpointError as error:
