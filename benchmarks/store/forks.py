@@ -25,8 +25,8 @@ from forkpoint.statestore.records import (
 TINY: Final = Path(__file__).parents[2] / "model" / "tiny"
 MARKER: Final = StoreMarker(SCHEMA_VERSION, "default", bytes(32), bytes(32))
 MEMORY: Final = Path("/dev/shm")
-PROMPT: Final = 4096
-OWN: Final = 128
+PROMPT: Final = 2048
+OWN: Final = 64
 """Tokens that each branch adds."""
 
 
@@ -67,7 +67,7 @@ class Tree:
 
 
 async def measure(folder: Path, quick: bool) -> list[Measurement]:
-    """One parent of 4,096 tokens, 100 branches of 128 more."""
+    """One parent of 2,048 tokens, 100 branches of 64 more."""
     prompt, count = (1024, 4) if quick else (PROMPT, 100)
     engine, _ = open_engine(TINY, slots=4, pages=2 * (prompt + OWN) // 64 + 8)
     with tempfile.TemporaryDirectory(dir=MEMORY if MEMORY.is_dir() else folder) as memory:
