@@ -1,5 +1,6 @@
 """Which checkpoints stay: the last few, the ladder, fork points, what was asked for, and what a session needs."""
 
+from collections.abc import Mapping
 from itertools import pairwise
 
 import pytest
@@ -29,9 +30,13 @@ def facts(
 
 
 def reasons(
-    rows: list[CheckpointRow], known: SessionFacts, policy: RetentionPolicy = NO_LADDER, now_us: int = 0, **needed: Keep
+    rows: list[CheckpointRow],
+    known: SessionFacts,
+    policy: RetentionPolicy = NO_LADDER,
+    now_us: int = 0,
+    needed: Mapping[str, Keep] | None = None,
 ) -> dict[str, Keep | Drop]:
-    return {v.row.checkpoint: v.reason for v in judge(known, rows, needed, policy, now_us)}
+    return {v.row.checkpoint: v.reason for v in judge(known, rows, needed or {}, policy, now_us)}
 
 
 def kept_grids(grids: list[int], head: int, policy: RetentionPolicy) -> list[int]:
@@ -83,14 +88,14 @@ def test_an_automatic_checkpoint_may_expire_too() -> None:
 def test_what_a_session_needs_stays_whatever_else_holds() -> None:
     rows = [row(16), row(32, expire_us=1), row(48), row(64), row(80, automatic=False, expire_us=1)]
     needed = {"c16": Keep.ANCESTOR, "c32": Keep.ANCESTOR, "u80": Keep.ANCESTOR}
-    found = reasons(rows, facts([], 90, gone=True, deleted=True), now_us=5, **needed)
+    found = reasons(rows, facts([], 90, gone=True, deleted=True), now_us=5, needed=needed)
     assert [found[key] for key in needed] == [Keep.ANCESTOR] * 3
     assert {found["c48"], found["c64"]} == {Drop.SESSION_GONE}
 
 
 def test_a_fork_point_stays_unless_it_expired() -> None:
     rows = [row(16), row(32, expire_us=1), row(48), row(64)]
-    found = reasons(rows, facts(rows, 70), now_us=5, c16=Keep.FORK_POINT, c32=Keep.FORK_POINT)
+    found = reasons(rows, facts(rows, 70), now_us=5, needed={"c16": Keep.FORK_POINT, "c32": Keep.FORK_POINT})
     assert (found["c16"], found["c32"]) == (Keep.FORK_POINT, Drop.EXPIRED)
 
 
@@ -103,7 +108,7 @@ def test_off_the_chain_only_what_was_asked_for_stays() -> None:
 def test_a_deleted_session_keeps_what_it_comes_back_with() -> None:
     rows = [row(16), row(32), row(48, automatic=False)]
     deleted, gone = facts([], 60, deleted=True), facts([], 60, deleted=True, gone=True)
-    assert list(reasons(rows, deleted, c32=Keep.ANCESTOR).values()) == [
+    assert list(reasons(rows, deleted, needed={"c32": Keep.ANCESTOR}).values()) == [
         Drop.SESSION_GONE,
         Keep.ANCESTOR,
         Keep.REQUESTED,
