@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.plots import read
-from benchmarks.record import Measurement, save
+from benchmarks.record import RESULTS, Measurement, save
 from benchmarks.store import table
 
 ROWS = [
@@ -34,3 +34,8 @@ def test_the_table_replaces_what_is_between_the_marks(tmp_path: Path) -> None:
     assert table.filled(once, rows) == once
     with pytest.raises(ValueError, match="needs"):
         table.filled("no marks", rows)
+
+
+def test_the_page_in_the_repository_is_that_of_its_result_file() -> None:
+    page = table.PAGE.read_text(encoding="utf-8")
+    assert table.filled(page, read(RESULTS / "store.jsonl")) == page
