@@ -235,7 +235,6 @@ STATE: Final = (
         "        live.consumed = live.needed_from = position\n",
         "        live.consumed = live.needed_from = max(0, position - 1)\n",
         (SIM,),
-        fast=True,
     ),
     Mutation(
         "restore-off-the-chain",
