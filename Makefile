@@ -19,7 +19,8 @@ $(VENV)/.dev: $(VENV)/.runtime
 demo: $(VENV)/.runtime
 	$(BIN)/forkpoint demo
 
-# `make test WORKERS=2` takes half the time; a file stays with one worker, so that its servers are started once.
+# Two workers, or as many as WORKERS says ("": in one process); a file stays with one, so that its servers are started once.
+WORKERS ?= 2
 TEST := $(BIN)/python -m pytest -q $(if $(WORKERS),-n $(WORKERS) --dist loadfile)
 
 test: $(VENV)/.dev
