@@ -4,12 +4,12 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any, Final
 
+from benchmarks.page import filled_between
 from benchmarks.record import RESULTS
 
 Row = dict[str, Any]
 PAGE: Final = Path(__file__).parents[1] / "docs" / "performance.md"
 BEGIN: Final = "<!-- table: python -m benchmarks.tables -->"
-END: Final = "<!-- end -->"
 HEAD: Final = "| case | what | ours | p10-p90 | peer | its time / ours | floor | target | predicted |"
 
 
@@ -49,11 +49,7 @@ def table(rows: list[Row]) -> str:
 
 def filled(page: str, rows: list[Row]) -> str:
     """The page with the table between its marks. Raises ValueError when the marks are not there once."""
-    before, begin, rest = page.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not begin or not end or BEGIN in after:
-        raise ValueError(f"the page needs {BEGIN} and {END}, once and in this order")
-    return f"{before}{begin}\n{table(rows)}\n{end}{after}"
+    return filled_between(page, BEGIN, table(rows))
 
 
 def main() -> None:

@@ -3,13 +3,13 @@
 from pathlib import Path
 from typing import Any, Final
 
+from benchmarks.page import filled_between
 from benchmarks.plots import read
 from benchmarks.record import RESULTS
 
 Row = dict[str, Any]
 PAGE: Final = Path(__file__).parents[2] / "docs" / "statestore.md"
 BEGIN: Final = "<!-- table: python -m benchmarks.store.table -->"
-END: Final = "<!-- end -->"
 HEAD: Final = "| case | what | ours | by hand | times as good | floor | target |"
 FALLING: Final = ("ms", "us", "s", "bytes", "load")
 """Units of which less is better."""
@@ -48,11 +48,7 @@ def table(rows: list[Row]) -> str:
 
 def filled(page: str, rows: list[Row]) -> str:
     """The page with the table between its marks. Raises ValueError when the marks are not there once."""
-    before, begin, rest = page.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not begin or not end or BEGIN in after:
-        raise ValueError(f"the page needs {BEGIN} and {END}, once and in this order")
-    return f"{before}{begin}\n{table(rows)}\n{end}{after}"
+    return filled_between(page, BEGIN, table(rows))
 
 
 def main() -> None:

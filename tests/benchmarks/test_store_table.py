@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.page import END
 from benchmarks.plots import read
 from benchmarks.record import RESULTS, Measurement, save
 from benchmarks.store import table
@@ -29,7 +30,7 @@ def test_more_is_better_of_rates_and_less_of_times_and_bytes(tmp_path: Path) -> 
 
 def test_the_table_replaces_what_is_between_the_marks(tmp_path: Path) -> None:
     rows = read(save("store", ROWS, "two cores", "0123abcd", tmp_path))
-    once = table.filled(f"before\n{table.BEGIN}\nold\n{table.END}\nafter\n", rows)
+    once = table.filled(f"before\n{table.BEGIN}\nold\n{END}\nafter\n", rows)
     assert once.startswith("before\n") and once.endswith("after\n") and "old" not in once
     assert table.filled(once, rows) == once
     with pytest.raises(ValueError, match="needs"):

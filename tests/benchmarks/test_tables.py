@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import tables
+from benchmarks.page import END
 from benchmarks.plots import read
 from benchmarks.record import RESULTS, Measurement, save
 
@@ -29,7 +30,7 @@ def test_a_row_says_what_it_measured_beside_its_peer_and_marks_a_missed_target(t
 
 def test_the_table_replaces_what_is_between_the_marks(tmp_path: Path) -> None:
     rows = read(save("kernels", ROWS, "a GPU", "0123abcd", tmp_path))
-    page = f"before\n{tables.BEGIN}\nold\n{tables.END}\nafter\n"
+    page = f"before\n{tables.BEGIN}\nold\n{END}\nafter\n"
     once = tables.filled(page, rows)
     assert once.startswith("before\n")
     assert once.endswith("after\n")
