@@ -21,6 +21,7 @@ from forkpoint.statestore.redis.blobs import RedisBlobs
 from forkpoint.statestore.redis.chunks import UPLOAD_SECONDS, cut
 from forkpoint.statestore.redis.url import parse_redis_url
 from tests.support.redis_servers import RedisServerProcess, redis_server
+from tests.support.redis_stores import products
 
 CHUNK = CHUNK_BYTES_LEAST
 FRAME = os.urandom(5 * CHUNK + 7)
@@ -243,7 +244,7 @@ async def test_a_namespace_sees_its_own_blobs_only(server: RedisServerProcess) -
 
 
 # --- what it gives ---------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("product", ["valkey", "redis"])
+@pytest.mark.parametrize("product", products())
 def test_the_class_is_the_one_that_the_server_is_set_to(product: str) -> None:
     async def reached(*options: str, query: str = "", cache: bool = False) -> Durability:
         with redis_server(product, *options) as server:

@@ -12,6 +12,7 @@ from forkpoint.statestore.redis.blobs import RedisBlobs
 from forkpoint.statestore.redis.url import parse_redis_url
 from tests.statestore.test_redis_blobs import CHUNK, DIGEST, FRAME, OTHER, opened
 from tests.support.redis_servers import RedisServerProcess, redis_server
+from tests.support.redis_stores import products
 
 
 def replicas(server: RedisServerProcess) -> int:
@@ -42,7 +43,7 @@ async def test_what_a_replica_confirmed_is_there_when_it_takes_over() -> None:
                 assert await blobs.get(digest) == frame
 
 
-@pytest.mark.parametrize("product", ["valkey", "redis"])
+@pytest.mark.parametrize("product", products())
 async def test_a_server_that_is_killed_and_started_again_has_every_blob_that_it_acknowledged(product: str) -> None:
     with redis_server(product, "--appendonly", "yes", "--appendfsync", "always") as server:
         async with opened(server, "timeout=2&connect_timeout=0.5") as blobs:
