@@ -25,9 +25,10 @@ _sym_db = _symbol_database.Default()
 from forkpoint.proto.forkpoint.v1 import session_pb2 as forkpoint_dot_proto_dot_forkpoint_dot_v1_dot_session__pb2
 from google.api import field_behavior_pb2 as google_dot_api_dot_field__behavior__pb2
 from google.api import resource_pb2 as google_dot_api_dot_resource__pb2
+from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n(forkpoint/proto/forkpoint/v1/admin.proto\x12\x0c\x66orkpoint.v1\x1a*forkpoint/proto/forkpoint/v1/session.proto\x1a\x1fgoogle/api/field_behavior.proto\x1a\x19google/api/resource.proto\"\xa0\x01\n\x04Node\x12\x12\n\x04name\x18\x01 \x01(\tB\x04\xe2\x41\x01\x08\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t\x12\x13\n\x0bnumerics_id\x18\x04 \x01(\t\x12\x15\n\rlease_counter\x18\x05 \x01(\x03:2\xea\x41/\n\x12\x66orkpoint.dev/Node\x12\x0cnodes/{node}*\x05nodes2\x04node\"9\n\x10ListNodesRequest\x12\x11\n\tpage_size\x18\x01 \x01(\x05\x12\x12\n\npage_token\x18\x02 \x01(\t\"O\n\x11ListNodesResponse\x12!\n\x05nodes\x18\x01 \x03(\x0b\x32\x12.forkpoint.v1.Node\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"$\n\x0eGetNodeRequest\x12\x12\n\x04name\x18\x01 \x01(\tB\x04\xe2\x41\x01\x02\"\x13\n\x11WatchNodesRequest\"-\n\tNodeEvent\x12 \n\x04node\x18\x01 \x01(\x0b\x32\x12.forkpoint.v1.Node\"Z\n\x15MigrateSessionRequest\x12\x12\n\x04name\x18\x01 \x01(\tB\x04\xe2\x41\x01\x02\x12\x19\n\x0btarget_node\x18\x02 \x01(\tB\x04\xe2\x41\x01\x02\x12\x12\n\nrequest_id\x18\x03 \x01(\t\"f\n\x0fMigrateProgress\x12\x17\n\x0frestored_tokens\x18\x01 \x01(\x03\x12\x12\n\nlag_tokens\x18\x02 \x01(\x03\x12&\n\x07session\x18\x03 \x01(\x0b\x32\x15.forkpoint.v1.Session\":\n\x10\x44rainNodeRequest\x12\x12\n\x04name\x18\x01 \x01(\tB\x04\xe2\x41\x01\x02\x12\x12\n\nrequest_id\x18\x02 \x01(\t\">\n\rDrainProgress\x12\x15\n\rsessions_left\x18\x01 \x01(\x05\x12\x16\n\x0esessions_moved\x18\x02 \x01(\x05\"<\n\x12UndrainNodeRequest\x12\x12\n\x04name\x18\x01 \x01(\tB\x04\xe2\x41\x01\x02\x12\x12\n\nrequest_id\x18\x02 \x01(\t\"<\n\x15\x43ollectGarbageRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0f\n\x07\x64ry_run\x18\x02 \x01(\x08\"\xfc\x03\n\nGcProgress\x12\x14\n\x0c\x62lobs_marked\x18\x01 \x01(\x03\x12\x15\n\rblobs_deleted\x18\x02 \x01(\x03\x12\x15\n\rbytes_deleted\x18\x03 \x01(\x03\x12\x0c\n\x04tier\x18\x04 \x01(\t\x12\x0c\n\x04\x64one\x18\x05 \x01(\x08\x12\x0f\n\x07stopped\x18\x06 \x01(\t\x12\x18\n\x10\x63heckpoints_kept\x18\x07 \x01(\x03\x12M\n\x13\x63heckpoints_dropped\x18\x08 \x03(\x0b\x32\x30.forkpoint.v1.GcProgress.CheckpointsDroppedEntry\x12\x16\n\x0emanifests_kept\x18\t \x01(\x03\x12\x19\n\x11manifests_removed\x18\n \x01(\x03\x12\x15\n\rblobs_waiting\x18\x0b \x01(\x03\x12\x14\n\x0c\x62lobs_spared\x18\x0c \x01(\x03\x12\x19\n\x11\x62ytes_over_budget\x18\r \x01(\x03\x12\x15\n\rblobs_evicted\x18\x0f \x01(\x03\x12\x15\n\rbytes_evicted\x18\x10 \x01(\x03\x12\x30\n\x07\x64ropped\x18\x0e \x03(\x0b\x32\x1f.forkpoint.v1.DroppedCheckpoint\x1a\x39\n\x17\x43heckpointsDroppedEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x03:\x02\x38\x01\"1\n\x11\x44roppedCheckpoint\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\"B\n\x18ReleaseQuarantineRequest\x12\x12\n\x04name\x18\x01 \x01(\tB\x04\xe2\x41\x01\x02\x12\x12\n\nrequest_id\x18\x02 \x01(\t2\xf3\x04\n\x0c\x41\x64minService\x12L\n\tListNodes\x12\x1e.forkpoint.v1.ListNodesRequest\x1a\x1f.forkpoint.v1.ListNodesResponse\x12;\n\x07GetNode\x12\x1c.forkpoint.v1.GetNodeRequest\x1a\x12.forkpoint.v1.Node\x12H\n\nWatchNodes\x12\x1f.forkpoint.v1.WatchNodesRequest\x1a\x17.forkpoint.v1.NodeEvent0\x01\x12V\n\x0eMigrateSession\x12#.forkpoint.v1.MigrateSessionRequest\x1a\x1d.forkpoint.v1.MigrateProgress0\x01\x12J\n\tDrainNode\x12\x1e.forkpoint.v1.DrainNodeRequest\x1a\x1b.forkpoint.v1.DrainProgress0\x01\x12\x43\n\x0bUndrainNode\x12 .forkpoint.v1.UndrainNodeRequest\x1a\x12.forkpoint.v1.Node\x12Q\n\x0e\x43ollectGarbage\x12#.forkpoint.v1.CollectGarbageRequest\x1a\x18.forkpoint.v1.GcProgress0\x01\x12R\n\x11ReleaseQuarantine\x12&.forkpoint.v1.ReleaseQuarantineRequest\x1a\x15.forkpoint.v1.Sessionb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n(forkpoint/proto/forkpoint/v1/admin.proto\x12\x0c\x66orkpoint.v1\x1a*forkpoint/proto/forkpoint/v1/session.proto\x1a\x1fgoogle/api/field_behavior.proto\x1a\x19google/api/resource.proto\x1a\x1egoogle/protobuf/duration.proto\"\xa3\x03\n\x04Node\x12\x12\n\x04name\x18\x01 \x01(\tB\x04\xe2\x41\x01\x08\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t\x12\x13\n\x0bnumerics_id\x18\x04 \x01(\t\x12\x15\n\rlease_counter\x18\x05 \x01(\x03\x12\'\n\x05state\x18\x06 \x01(\x0e\x32\x18.forkpoint.v1.Node.State\x12\x13\n\x0bslots_total\x18\x07 \x01(\x03\x12\x12\n\nslots_free\x18\x08 \x01(\x03\x12\x13\n\x0bpages_total\x18\t \x01(\x03\x12\x12\n\npages_free\x18\n \x01(\x03\x12\x10\n\x08sessions\x18\x0b \x01(\x03\x12\x0f\n\x07waiting\x18\x0c \x01(\x03\x12\x11\n\tfollowing\x18\r \x01(\x03\"P\n\x05State\x12\x15\n\x11STATE_UNSPECIFIED\x10\x00\x12\x0b\n\x07SERVING\x10\x01\x12\x0c\n\x08\x44RAINING\x10\x02\x12\x0b\n\x07STALLED\x10\x03\x12\x08\n\x04\x44\x45\x41\x44\x10\x04:2\xea\x41/\n\x12\x66orkpoint.dev/Node\x12\x0cnodes/{node}*\x05nodes2\x04node\"9\n\x10ListNodesRequest\x12\x11\n\tpage_size\x18\x01 \x01(\x05\x12\x12\n\npage_token\x18\x02 \x01(\t\"O\n\x11ListNodesResponse\x12!\n\x05nodes\x18\x01 \x03(\x0b\x32\x12.forkpoint.v1.Node\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"$\n\x0eGetNodeRequest\x12\x12\n\x04name\x18\x01 \x01(\tB\x04\xe2\x41\x01\x02\"\x13\n\x11WatchNodesRequest\";\n\tNodeEvent\x12 \n\x04node\x18\x01 \x01(\x0b\x32\x12.forkpoint.v1.Node\x12\x0c\n\x04gone\x18\x02 \x01(\x08\"T\n\x15MigrateSessionRequest\x12\x12\n\x04name\x18\x01 \x01(\tB\x04\xe2\x41\x01\x02\x12\x13\n\x0btarget_node\x18\x02 \x01(\t\x12\x12\n\nrequest_id\x18\x03 \x01(\t\"\xb4\x02\n\x0fMigrateProgress\x12\x17\n\x0frestored_tokens\x18\x01 \x01(\x03\x12\x12\n\nlag_tokens\x18\x02 \x01(\x03\x12&\n\x07session\x18\x03 \x01(\x0b\x32\x15.forkpoint.v1.Session\x12\x32\n\x05phase\x18\x04 \x01(\x0e\x32#.forkpoint.v1.MigrateProgress.Phase\x12\x13\n\x0btarget_node\x18\x05 \x01(\t\x12(\n\x05pause\x18\x06 \x01(\x0b\x32\x19.google.protobuf.Duration\"Y\n\x05Phase\x12\x15\n\x11PHASE_UNSPECIFIED\x10\x00\x12\r\n\tRESTORING\x10\x01\x12\r\n\tREPLAYING\x10\x02\x12\x10\n\x0c\x43UTTING_OVER\x10\x03\x12\t\n\x05MOVED\x10\x04\":\n\x10\x44rainNodeRequest\x12\x12\n\x04name\x18\x01 \x01(\tB\x04\xe2\x41\x01\x02\x12\x12\n\nrequest_id\x18\x02 \x01(\t\"W\n\rDrainProgress\x12\x15\n\rsessions_left\x18\x01 \x01(\x05\x12\x16\n\x0esessions_moved\x18\x02 \x01(\x05\x12\x17\n\x0fsessions_parked\x18\x03 \x01(\x05\"<\n\x12UndrainNodeRequest\x12\x12\n\x04name\x18\x01 \x01(\tB\x04\xe2\x41\x01\x02\x12\x12\n\nrequest_id\x18\x02 \x01(\t\"6\n\x10RebalanceRequest\x12\x11\n\tmoves_max\x18\x01 \x01(\x05\x12\x0f\n\x07\x64ry_run\x18\x02 \x01(\x08\"k\n\x11RebalanceProgress\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x13\n\x0bsource_node\x18\x02 \x01(\t\x12\x13\n\x0btarget_node\x18\x03 \x01(\t\x12\r\n\x05moved\x18\x04 \x01(\x08\x12\x0f\n\x07problem\x18\x05 \x01(\t\"<\n\x15\x43ollectGarbageRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0f\n\x07\x64ry_run\x18\x02 \x01(\x08\"\xfc\x03\n\nGcProgress\x12\x14\n\x0c\x62lobs_marked\x18\x01 \x01(\x03\x12\x15\n\rblobs_deleted\x18\x02 \x01(\x03\x12\x15\n\rbytes_deleted\x18\x03 \x01(\x03\x12\x0c\n\x04tier\x18\x04 \x01(\t\x12\x0c\n\x04\x64one\x18\x05 \x01(\x08\x12\x0f\n\x07stopped\x18\x06 \x01(\t\x12\x18\n\x10\x63heckpoints_kept\x18\x07 \x01(\x03\x12M\n\x13\x63heckpoints_dropped\x18\x08 \x03(\x0b\x32\x30.forkpoint.v1.GcProgress.CheckpointsDroppedEntry\x12\x16\n\x0emanifests_kept\x18\t \x01(\x03\x12\x19\n\x11manifests_removed\x18\n \x01(\x03\x12\x15\n\rblobs_waiting\x18\x0b \x01(\x03\x12\x14\n\x0c\x62lobs_spared\x18\x0c \x01(\x03\x12\x19\n\x11\x62ytes_over_budget\x18\r \x01(\x03\x12\x15\n\rblobs_evicted\x18\x0f \x01(\x03\x12\x15\n\rbytes_evicted\x18\x10 \x01(\x03\x12\x30\n\x07\x64ropped\x18\x0e \x03(\x0b\x32\x1f.forkpoint.v1.DroppedCheckpoint\x1a\x39\n\x17\x43heckpointsDroppedEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x03:\x02\x38\x01\"1\n\x11\x44roppedCheckpoint\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\"B\n\x18ReleaseQuarantineRequest\x12\x12\n\x04name\x18\x01 \x01(\tB\x04\xe2\x41\x01\x02\x12\x12\n\nrequest_id\x18\x02 \x01(\t2\xc3\x05\n\x0c\x41\x64minService\x12L\n\tListNodes\x12\x1e.forkpoint.v1.ListNodesRequest\x1a\x1f.forkpoint.v1.ListNodesResponse\x12;\n\x07GetNode\x12\x1c.forkpoint.v1.GetNodeRequest\x1a\x12.forkpoint.v1.Node\x12H\n\nWatchNodes\x12\x1f.forkpoint.v1.WatchNodesRequest\x1a\x17.forkpoint.v1.NodeEvent0\x01\x12V\n\x0eMigrateSession\x12#.forkpoint.v1.MigrateSessionRequest\x1a\x1d.forkpoint.v1.MigrateProgress0\x01\x12J\n\tDrainNode\x12\x1e.forkpoint.v1.DrainNodeRequest\x1a\x1b.forkpoint.v1.DrainProgress0\x01\x12\x43\n\x0bUndrainNode\x12 .forkpoint.v1.UndrainNodeRequest\x1a\x12.forkpoint.v1.Node\x12N\n\tRebalance\x12\x1e.forkpoint.v1.RebalanceRequest\x1a\x1f.forkpoint.v1.RebalanceProgress0\x01\x12Q\n\x0e\x43ollectGarbage\x12#.forkpoint.v1.CollectGarbageRequest\x1a\x18.forkpoint.v1.GcProgress0\x01\x12R\n\x11ReleaseQuarantine\x12&.forkpoint.v1.ReleaseQuarantineRequest\x1a\x15.forkpoint.v1.Sessionb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -42,8 +43,6 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_GETNODEREQUEST'].fields_by_name['name']._serialized_options = b'\342A\001\002'
   _globals['_MIGRATESESSIONREQUEST'].fields_by_name['name']._loaded_options = None
   _globals['_MIGRATESESSIONREQUEST'].fields_by_name['name']._serialized_options = b'\342A\001\002'
-  _globals['_MIGRATESESSIONREQUEST'].fields_by_name['target_node']._loaded_options = None
-  _globals['_MIGRATESESSIONREQUEST'].fields_by_name['target_node']._serialized_options = b'\342A\001\002'
   _globals['_DRAINNODEREQUEST'].fields_by_name['name']._loaded_options = None
   _globals['_DRAINNODEREQUEST'].fields_by_name['name']._serialized_options = b'\342A\001\002'
   _globals['_UNDRAINNODEREQUEST'].fields_by_name['name']._loaded_options = None
@@ -52,38 +51,46 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_GCPROGRESS_CHECKPOINTSDROPPEDENTRY']._serialized_options = b'8\001'
   _globals['_RELEASEQUARANTINEREQUEST'].fields_by_name['name']._loaded_options = None
   _globals['_RELEASEQUARANTINEREQUEST'].fields_by_name['name']._serialized_options = b'\342A\001\002'
-  _globals['_NODE']._serialized_start=163
-  _globals['_NODE']._serialized_end=323
-  _globals['_LISTNODESREQUEST']._serialized_start=325
-  _globals['_LISTNODESREQUEST']._serialized_end=382
-  _globals['_LISTNODESRESPONSE']._serialized_start=384
-  _globals['_LISTNODESRESPONSE']._serialized_end=463
-  _globals['_GETNODEREQUEST']._serialized_start=465
-  _globals['_GETNODEREQUEST']._serialized_end=501
-  _globals['_WATCHNODESREQUEST']._serialized_start=503
-  _globals['_WATCHNODESREQUEST']._serialized_end=522
-  _globals['_NODEEVENT']._serialized_start=524
-  _globals['_NODEEVENT']._serialized_end=569
-  _globals['_MIGRATESESSIONREQUEST']._serialized_start=571
-  _globals['_MIGRATESESSIONREQUEST']._serialized_end=661
-  _globals['_MIGRATEPROGRESS']._serialized_start=663
-  _globals['_MIGRATEPROGRESS']._serialized_end=765
-  _globals['_DRAINNODEREQUEST']._serialized_start=767
-  _globals['_DRAINNODEREQUEST']._serialized_end=825
-  _globals['_DRAINPROGRESS']._serialized_start=827
-  _globals['_DRAINPROGRESS']._serialized_end=889
-  _globals['_UNDRAINNODEREQUEST']._serialized_start=891
-  _globals['_UNDRAINNODEREQUEST']._serialized_end=951
-  _globals['_COLLECTGARBAGEREQUEST']._serialized_start=953
-  _globals['_COLLECTGARBAGEREQUEST']._serialized_end=1013
-  _globals['_GCPROGRESS']._serialized_start=1016
-  _globals['_GCPROGRESS']._serialized_end=1524
-  _globals['_GCPROGRESS_CHECKPOINTSDROPPEDENTRY']._serialized_start=1467
-  _globals['_GCPROGRESS_CHECKPOINTSDROPPEDENTRY']._serialized_end=1524
-  _globals['_DROPPEDCHECKPOINT']._serialized_start=1526
-  _globals['_DROPPEDCHECKPOINT']._serialized_end=1575
-  _globals['_RELEASEQUARANTINEREQUEST']._serialized_start=1577
-  _globals['_RELEASEQUARANTINEREQUEST']._serialized_end=1643
-  _globals['_ADMINSERVICE']._serialized_start=1646
-  _globals['_ADMINSERVICE']._serialized_end=2273
+  _globals['_NODE']._serialized_start=195
+  _globals['_NODE']._serialized_end=614
+  _globals['_NODE_STATE']._serialized_start=482
+  _globals['_NODE_STATE']._serialized_end=562
+  _globals['_LISTNODESREQUEST']._serialized_start=616
+  _globals['_LISTNODESREQUEST']._serialized_end=673
+  _globals['_LISTNODESRESPONSE']._serialized_start=675
+  _globals['_LISTNODESRESPONSE']._serialized_end=754
+  _globals['_GETNODEREQUEST']._serialized_start=756
+  _globals['_GETNODEREQUEST']._serialized_end=792
+  _globals['_WATCHNODESREQUEST']._serialized_start=794
+  _globals['_WATCHNODESREQUEST']._serialized_end=813
+  _globals['_NODEEVENT']._serialized_start=815
+  _globals['_NODEEVENT']._serialized_end=874
+  _globals['_MIGRATESESSIONREQUEST']._serialized_start=876
+  _globals['_MIGRATESESSIONREQUEST']._serialized_end=960
+  _globals['_MIGRATEPROGRESS']._serialized_start=963
+  _globals['_MIGRATEPROGRESS']._serialized_end=1271
+  _globals['_MIGRATEPROGRESS_PHASE']._serialized_start=1182
+  _globals['_MIGRATEPROGRESS_PHASE']._serialized_end=1271
+  _globals['_DRAINNODEREQUEST']._serialized_start=1273
+  _globals['_DRAINNODEREQUEST']._serialized_end=1331
+  _globals['_DRAINPROGRESS']._serialized_start=1333
+  _globals['_DRAINPROGRESS']._serialized_end=1420
+  _globals['_UNDRAINNODEREQUEST']._serialized_start=1422
+  _globals['_UNDRAINNODEREQUEST']._serialized_end=1482
+  _globals['_REBALANCEREQUEST']._serialized_start=1484
+  _globals['_REBALANCEREQUEST']._serialized_end=1538
+  _globals['_REBALANCEPROGRESS']._serialized_start=1540
+  _globals['_REBALANCEPROGRESS']._serialized_end=1647
+  _globals['_COLLECTGARBAGEREQUEST']._serialized_start=1649
+  _globals['_COLLECTGARBAGEREQUEST']._serialized_end=1709
+  _globals['_GCPROGRESS']._serialized_start=1712
+  _globals['_GCPROGRESS']._serialized_end=2220
+  _globals['_GCPROGRESS_CHECKPOINTSDROPPEDENTRY']._serialized_start=2163
+  _globals['_GCPROGRESS_CHECKPOINTSDROPPEDENTRY']._serialized_end=2220
+  _globals['_DROPPEDCHECKPOINT']._serialized_start=2222
+  _globals['_DROPPEDCHECKPOINT']._serialized_end=2271
+  _globals['_RELEASEQUARANTINEREQUEST']._serialized_start=2273
+  _globals['_RELEASEQUARANTINEREQUEST']._serialized_end=2339
+  _globals['_ADMINSERVICE']._serialized_start=2342
+  _globals['_ADMINSERVICE']._serialized_end=3049
 # @@protoc_insertion_point(module_scope)

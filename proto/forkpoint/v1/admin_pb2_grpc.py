@@ -65,6 +65,11 @@ class AdminServiceStub(object):
                 request_serializer=forkpoint_dot_proto_dot_forkpoint_dot_v1_dot_admin__pb2.UndrainNodeRequest.SerializeToString,
                 response_deserializer=forkpoint_dot_proto_dot_forkpoint_dot_v1_dot_admin__pb2.Node.FromString,
                 _registered_method=True)
+        self.Rebalance = channel.unary_stream(
+                '/forkpoint.v1.AdminService/Rebalance',
+                request_serializer=forkpoint_dot_proto_dot_forkpoint_dot_v1_dot_admin__pb2.RebalanceRequest.SerializeToString,
+                response_deserializer=forkpoint_dot_proto_dot_forkpoint_dot_v1_dot_admin__pb2.RebalanceProgress.FromString,
+                _registered_method=True)
         self.CollectGarbage = channel.unary_stream(
                 '/forkpoint.v1.AdminService/CollectGarbage',
                 request_serializer=forkpoint_dot_proto_dot_forkpoint_dot_v1_dot_admin__pb2.CollectGarbageRequest.SerializeToString,
@@ -95,28 +100,37 @@ class AdminServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def WatchNodes(self, request, context):
-        """Not implemented yet.
+        """First every node as it is, then whatever comes, goes or changes beside its counter.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def MigrateSession(self, request, context):
-        """Not implemented yet.
+        """Moves a session to another node while it runs. Streams of its tokens go on; they pause for about a step and a commit.
+        The last event has the session. Cancelling the call cancels the move: the session stays where it is.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def DrainNode(self, request, context):
-        """Not implemented yet.
+        """Places nothing on the node any more, and moves its sessions to others or parks them. The node goes on answering and
+        forwarding calls. Cancelling the call stops moving; the node stays drained until UndrainNode.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def UndrainNode(self, request, context):
-        """Not implemented yet.
+        """Lets sessions be placed on the node again.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Rebalance(self, request, context):
+        """Moves running sessions from the nodes that have the most to those that have the least, until they differ little.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -132,7 +146,7 @@ class AdminServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def ReleaseQuarantine(self, request, context):
-        """Not implemented yet.
+        """A quarantined session takes calls again, and its generation goes on. FAILED_PRECONDITION when it is not quarantined.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -170,6 +184,11 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     servicer.UndrainNode,
                     request_deserializer=forkpoint_dot_proto_dot_forkpoint_dot_v1_dot_admin__pb2.UndrainNodeRequest.FromString,
                     response_serializer=forkpoint_dot_proto_dot_forkpoint_dot_v1_dot_admin__pb2.Node.SerializeToString,
+            ),
+            'Rebalance': grpc.unary_stream_rpc_method_handler(
+                    servicer.Rebalance,
+                    request_deserializer=forkpoint_dot_proto_dot_forkpoint_dot_v1_dot_admin__pb2.RebalanceRequest.FromString,
+                    response_serializer=forkpoint_dot_proto_dot_forkpoint_dot_v1_dot_admin__pb2.RebalanceProgress.SerializeToString,
             ),
             'CollectGarbage': grpc.unary_stream_rpc_method_handler(
                     servicer.CollectGarbage,
@@ -344,6 +363,33 @@ class AdminService(object):
             '/forkpoint.v1.AdminService/UndrainNode',
             forkpoint_dot_proto_dot_forkpoint_dot_v1_dot_admin__pb2.UndrainNodeRequest.SerializeToString,
             forkpoint_dot_proto_dot_forkpoint_dot_v1_dot_admin__pb2.Node.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Rebalance(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/forkpoint.v1.AdminService/Rebalance',
+            forkpoint_dot_proto_dot_forkpoint_dot_v1_dot_admin__pb2.RebalanceRequest.SerializeToString,
+            forkpoint_dot_proto_dot_forkpoint_dot_v1_dot_admin__pb2.RebalanceProgress.FromString,
             options,
             channel_credentials,
             insecure,

@@ -117,6 +117,7 @@ class Session(_message.Message):
     PURGE_TIME_FIELD_NUMBER: _builtins.int
     TRANSIENT_FIELD_NUMBER: _builtins.int
     SEED_FIELD_NUMBER: _builtins.int
+    STANDBYS_FIELD_NUMBER: _builtins.int
     ETAG_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """workflows/{w}/sessions/{s}"""
@@ -141,6 +142,8 @@ class Session(_message.Message):
     """may be thrown away: no checkpoints by count or turn"""
     seed: _builtins.int
     """set by CreateSessionRequest.seed, Fork, or drawn"""
+    standbys: _builtins.int
+    """nodes that follow it all the time, so that one of them can go on at once; 0: none"""
     etag: _builtins.str
     @_builtins.property
     def checkpoint_policy(self) -> _common_pb2.CheckpointPolicy: ...
@@ -201,11 +204,12 @@ class Session(_message.Message):
         purge_time: _timestamp_pb2.Timestamp | None = ...,
         transient: _builtins.bool = ...,
         seed: _builtins.int = ...,
+        standbys: _builtins.int = ...,
         etag: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["budget", b"budget", "checkpoint_policy", b"checkpoint_policy", "create_time", b"create_time", "delete_time", b"delete_time", "expiration", b"expiration", "expire_time", b"expire_time", "model", b"model", "purge_time", b"purge_time", "recovery_time_estimate", b"recovery_time_estimate", "ttl", b"ttl", "update_time", b"update_time", "usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["budget", b"budget", "checkpoint_policy", b"checkpoint_policy", "consumed", b"consumed", "create_time", b"create_time", "delete_time", b"delete_time", "epoch", b"epoch", "etag", b"etag", "exact", b"exact", "expiration", b"expiration", "expire_time", b"expire_time", "fork_position", b"fork_position", "head", b"head", "head_hash", b"head_hash", "labels", b"labels", "model", b"model", "name", b"name", "node", b"node", "numerics_ids", b"numerics_ids", "parent", b"parent", "purge_time", b"purge_time", "recovery_time_estimate", b"recovery_time_estimate", "seed", b"seed", "state", b"state", "state_reason", b"state_reason", "transient", b"transient", "ttl", b"ttl", "update_time", b"update_time", "usage", b"usage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["budget", b"budget", "checkpoint_policy", b"checkpoint_policy", "consumed", b"consumed", "create_time", b"create_time", "delete_time", b"delete_time", "epoch", b"epoch", "etag", b"etag", "exact", b"exact", "expiration", b"expiration", "expire_time", b"expire_time", "fork_position", b"fork_position", "head", b"head", "head_hash", b"head_hash", "labels", b"labels", "model", b"model", "name", b"name", "node", b"node", "numerics_ids", b"numerics_ids", "parent", b"parent", "purge_time", b"purge_time", "recovery_time_estimate", b"recovery_time_estimate", "seed", b"seed", "standbys", b"standbys", "state", b"state", "state_reason", b"state_reason", "transient", b"transient", "ttl", b"ttl", "update_time", b"update_time", "usage", b"usage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_expiration: _TypeAlias = _typing.Literal["expire_time", "ttl"]  # noqa: Y015
     _WhichOneofArgType_expiration: _TypeAlias = _typing.Literal["expiration", b"expiration"]  # noqa: Y015

@@ -43,7 +43,7 @@ class CreateSessionRequest(_message.Message):
     """the session's sampling seed; unset: drawn at random and stored"""
     @_builtins.property
     def session(self) -> _session_pb2.Session:
-        """checkpoint_policy, expiration, labels, transient"""
+        """checkpoint_policy, expiration, labels, transient, standbys"""
 
     def __init__(
         self,

@@ -30,7 +30,7 @@ from google.protobuf import field_mask_pb2 as google_dot_protobuf_dot_field__mas
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n+forkpoint/proto/forkpoint/v1/workflow.proto\x12\x0c\x66orkpoint.v1\x1a)forkpoint/proto/forkpoint/v1/common.proto\x1a\x1fgoogle/api/field_behavior.proto\x1a\x19google/api/resource.proto\x1a\x1bgoogle/protobuf/empty.proto\x1a google/protobuf/field_mask.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xeb\x02\n\x08Workflow\x12\x12\n\x04name\x18\x01 \x01(\tB\x04\xe2\x41\x01\x08\x12\x32\n\x06labels\x18\x02 \x03(\x0b\x32\".forkpoint.v1.Workflow.LabelsEntry\x12\x35\n\x0b\x63reate_time\x18\x03 \x01(\x0b\x32\x1a.google.protobuf.TimestampB\x04\xe2\x41\x01\x03\x12\x35\n\x0bupdate_time\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.TimestampB\x04\xe2\x41\x01\x03\x12$\n\x06\x62udget\x18\x05 \x01(\x0b\x32\x14.forkpoint.v1.Budget\x12\x0c\n\x04\x65tag\x18\x63 \x01(\t\x1a-\n\x0bLabelsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01:F\xea\x41\x43\n\x16\x66orkpoint.dev/Workflow\x12\x14workflows/{workflow}*\tworkflows2\x08workflow\"j\n\x15\x43reateWorkflowRequest\x12\x13\n\x0bworkflow_id\x18\x01 \x01(\t\x12(\n\x08workflow\x18\x02 \x01(\x0b\x32\x16.forkpoint.v1.Workflow\x12\x12\n\nrequest_id\x18\x03 \x01(\t\"(\n\x12GetWorkflowRequest\x12\x12\n\x04name\x18\x01 \x01(\tB\x04\xe2\x41\x01\x02\"M\n\x14ListWorkflowsRequest\x12\x11\n\tpage_size\x18\x01 \x01(\x05\x12\x12\n\npage_token\x18\x02 \x01(\t\x12\x0e\n\x06\x66ilter\x18\x03 \x01(\t\"[\n\x15ListWorkflowsResponse\x12)\n\tworkflows\x18\x01 \x03(\x0b\x32\x16.forkpoint.v1.Workflow\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"\x8c\x01\n\x15UpdateWorkflowRequest\x12.\n\x08workflow\x18\x01 \x01(\x0b\x32\x16.forkpoint.v1.WorkflowB\x04\xe2\x41\x01\x02\x12/\n\x0bupdate_mask\x18\x02 \x01(\x0b\x32\x1a.google.protobuf.FieldMask\x12\x12\n\nrequest_id\x18\x03 \x01(\t\"M\n\x15\x44\x65leteWorkflowRequest\x12\x12\n\x04name\x18\x01 \x01(\tB\x04\xe2\x41\x01\x02\x12\x0c\n\x04\x65tag\x18\x02 \x01(\t\x12\x12\n\nrequest_id\x18\x03 \x01(\t\"&\n\x10GetBudgetRequest\x12\x12\n\x04name\x18\x01 \x01(\tB\x04\xe2\x41\x01\x02\"c\n\x13UpdateBudgetRequest\x12\x12\n\x04name\x18\x01 \x01(\tB\x04\xe2\x41\x01\x02\x12$\n\x06\x62udget\x18\x02 \x01(\x0b\x32\x14.forkpoint.v1.Budget\x12\x12\n\nrequest_id\x18\x03 \x01(\t\"%\n\x0fGetUsageRequest\x12\x12\n\x04name\x18\x01 \x01(\tB\x04\xe2\x41\x01\x02\"V\n\x17ListSessionUsageRequest\x12\x14\n\x06parent\x18\x01 \x01(\tB\x04\xe2\x41\x01\x02\x12\x11\n\tpage_size\x18\x02 \x01(\x05\x12\x12\n\npage_token\x18\x03 \x01(\t\"C\n\x0cSessionUsage\x12\x0f\n\x07session\x18\x01 \x01(\t\x12\"\n\x05usage\x18\x02 \x01(\x0b\x32\x13.forkpoint.v1.Usage\"_\n\x18ListSessionUsageResponse\x12*\n\x06usages\x18\x01 \x03(\x0b\x32\x1a.forkpoint.v1.SessionUsage\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t2\xd0\x05\n\x0fWorkflowService\x12M\n\x0e\x43reateWorkflow\x12#.forkpoint.v1.CreateWorkflowRequest\x1a\x16.forkpoint.v1.Workflow\x12G\n\x0bGetWorkflow\x12 .forkpoint.v1.GetWorkflowRequest\x1a\x16.forkpoint.v1.Workflow\x12X\n\rListWorkflows\x12\".forkpoint.v1.ListWorkflowsRequest\x1a#.forkpoint.v1.ListWorkflowsResponse\x12M\n\x0eUpdateWorkflow\x12#.forkpoint.v1.UpdateWorkflowRequest\x1a\x16.forkpoint.v1.Workflow\x12M\n\x0e\x44\x65leteWorkflow\x12#.forkpoint.v1.DeleteWorkflowRequest\x1a\x16.google.protobuf.Empty\x12\x41\n\tGetBudget\x12\x1e.forkpoint.v1.GetBudgetRequest\x1a\x14.forkpoint.v1.Budget\x12G\n\x0cUpdateBudget\x12!.forkpoint.v1.UpdateBudgetRequest\x1a\x14.forkpoint.v1.Budget\x12>\n\x08GetUsage\x12\x1d.forkpoint.v1.GetUsageRequest\x1a\x13.forkpoint.v1.Usage\x12\x61\n\x10ListSessionUsage\x12%.forkpoint.v1.ListSessionUsageRequest\x1a&.forkpoint.v1.ListSessionUsageResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n+forkpoint/proto/forkpoint/v1/workflow.proto\x12\x0c\x66orkpoint.v1\x1a)forkpoint/proto/forkpoint/v1/common.proto\x1a\x1fgoogle/api/field_behavior.proto\x1a\x19google/api/resource.proto\x1a\x1bgoogle/protobuf/empty.proto\x1a google/protobuf/field_mask.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xfd\x02\n\x08Workflow\x12\x12\n\x04name\x18\x01 \x01(\tB\x04\xe2\x41\x01\x08\x12\x32\n\x06labels\x18\x02 \x03(\x0b\x32\".forkpoint.v1.Workflow.LabelsEntry\x12\x35\n\x0b\x63reate_time\x18\x03 \x01(\x0b\x32\x1a.google.protobuf.TimestampB\x04\xe2\x41\x01\x03\x12\x35\n\x0bupdate_time\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.TimestampB\x04\xe2\x41\x01\x03\x12$\n\x06\x62udget\x18\x05 \x01(\x0b\x32\x14.forkpoint.v1.Budget\x12\x10\n\x08standbys\x18\x06 \x01(\x05\x12\x0c\n\x04\x65tag\x18\x63 \x01(\t\x1a-\n\x0bLabelsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01:F\xea\x41\x43\n\x16\x66orkpoint.dev/Workflow\x12\x14workflows/{workflow}*\tworkflows2\x08workflow\"j\n\x15\x43reateWorkflowRequest\x12\x13\n\x0bworkflow_id\x18\x01 \x01(\t\x12(\n\x08workflow\x18\x02 \x01(\x0b\x32\x16.forkpoint.v1.Workflow\x12\x12\n\nrequest_id\x18\x03 \x01(\t\"(\n\x12GetWorkflowRequest\x12\x12\n\x04name\x18\x01 \x01(\tB\x04\xe2\x41\x01\x02\"M\n\x14ListWorkflowsRequest\x12\x11\n\tpage_size\x18\x01 \x01(\x05\x12\x12\n\npage_token\x18\x02 \x01(\t\x12\x0e\n\x06\x66ilter\x18\x03 \x01(\t\"[\n\x15ListWorkflowsResponse\x12)\n\tworkflows\x18\x01 \x03(\x0b\x32\x16.forkpoint.v1.Workflow\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"\x8c\x01\n\x15UpdateWorkflowRequest\x12.\n\x08workflow\x18\x01 \x01(\x0b\x32\x16.forkpoint.v1.WorkflowB\x04\xe2\x41\x01\x02\x12/\n\x0bupdate_mask\x18\x02 \x01(\x0b\x32\x1a.google.protobuf.FieldMask\x12\x12\n\nrequest_id\x18\x03 \x01(\t\"M\n\x15\x44\x65leteWorkflowRequest\x12\x12\n\x04name\x18\x01 \x01(\tB\x04\xe2\x41\x01\x02\x12\x0c\n\x04\x65tag\x18\x02 \x01(\t\x12\x12\n\nrequest_id\x18\x03 \x01(\t\"&\n\x10GetBudgetRequest\x12\x12\n\x04name\x18\x01 \x01(\tB\x04\xe2\x41\x01\x02\"c\n\x13UpdateBudgetRequest\x12\x12\n\x04name\x18\x01 \x01(\tB\x04\xe2\x41\x01\x02\x12$\n\x06\x62udget\x18\x02 \x01(\x0b\x32\x14.forkpoint.v1.Budget\x12\x12\n\nrequest_id\x18\x03 \x01(\t\"%\n\x0fGetUsageRequest\x12\x12\n\x04name\x18\x01 \x01(\tB\x04\xe2\x41\x01\x02\"V\n\x17ListSessionUsageRequest\x12\x14\n\x06parent\x18\x01 \x01(\tB\x04\xe2\x41\x01\x02\x12\x11\n\tpage_size\x18\x02 \x01(\x05\x12\x12\n\npage_token\x18\x03 \x01(\t\"C\n\x0cSessionUsage\x12\x0f\n\x07session\x18\x01 \x01(\t\x12\"\n\x05usage\x18\x02 \x01(\x0b\x32\x13.forkpoint.v1.Usage\"_\n\x18ListSessionUsageResponse\x12*\n\x06usages\x18\x01 \x03(\x0b\x32\x1a.forkpoint.v1.SessionUsage\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t2\xd0\x05\n\x0fWorkflowService\x12M\n\x0e\x43reateWorkflow\x12#.forkpoint.v1.CreateWorkflowRequest\x1a\x16.forkpoint.v1.Workflow\x12G\n\x0bGetWorkflow\x12 .forkpoint.v1.GetWorkflowRequest\x1a\x16.forkpoint.v1.Workflow\x12X\n\rListWorkflows\x12\".forkpoint.v1.ListWorkflowsRequest\x1a#.forkpoint.v1.ListWorkflowsResponse\x12M\n\x0eUpdateWorkflow\x12#.forkpoint.v1.UpdateWorkflowRequest\x1a\x16.forkpoint.v1.Workflow\x12M\n\x0e\x44\x65leteWorkflow\x12#.forkpoint.v1.DeleteWorkflowRequest\x1a\x16.google.protobuf.Empty\x12\x41\n\tGetBudget\x12\x1e.forkpoint.v1.GetBudgetRequest\x1a\x14.forkpoint.v1.Budget\x12G\n\x0cUpdateBudget\x12!.forkpoint.v1.UpdateBudgetRequest\x1a\x14.forkpoint.v1.Budget\x12>\n\x08GetUsage\x12\x1d.forkpoint.v1.GetUsageRequest\x1a\x13.forkpoint.v1.Usage\x12\x61\n\x10ListSessionUsage\x12%.forkpoint.v1.ListSessionUsageRequest\x1a&.forkpoint.v1.ListSessionUsageResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -62,33 +62,33 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_LISTSESSIONUSAGEREQUEST'].fields_by_name['parent']._loaded_options = None
   _globals['_LISTSESSIONUSAGEREQUEST'].fields_by_name['parent']._serialized_options = b'\342A\001\002'
   _globals['_WORKFLOW']._serialized_start=261
-  _globals['_WORKFLOW']._serialized_end=624
-  _globals['_WORKFLOW_LABELSENTRY']._serialized_start=507
-  _globals['_WORKFLOW_LABELSENTRY']._serialized_end=552
-  _globals['_CREATEWORKFLOWREQUEST']._serialized_start=626
-  _globals['_CREATEWORKFLOWREQUEST']._serialized_end=732
-  _globals['_GETWORKFLOWREQUEST']._serialized_start=734
-  _globals['_GETWORKFLOWREQUEST']._serialized_end=774
-  _globals['_LISTWORKFLOWSREQUEST']._serialized_start=776
-  _globals['_LISTWORKFLOWSREQUEST']._serialized_end=853
-  _globals['_LISTWORKFLOWSRESPONSE']._serialized_start=855
-  _globals['_LISTWORKFLOWSRESPONSE']._serialized_end=946
-  _globals['_UPDATEWORKFLOWREQUEST']._serialized_start=949
-  _globals['_UPDATEWORKFLOWREQUEST']._serialized_end=1089
-  _globals['_DELETEWORKFLOWREQUEST']._serialized_start=1091
-  _globals['_DELETEWORKFLOWREQUEST']._serialized_end=1168
-  _globals['_GETBUDGETREQUEST']._serialized_start=1170
-  _globals['_GETBUDGETREQUEST']._serialized_end=1208
-  _globals['_UPDATEBUDGETREQUEST']._serialized_start=1210
-  _globals['_UPDATEBUDGETREQUEST']._serialized_end=1309
-  _globals['_GETUSAGEREQUEST']._serialized_start=1311
-  _globals['_GETUSAGEREQUEST']._serialized_end=1348
-  _globals['_LISTSESSIONUSAGEREQUEST']._serialized_start=1350
-  _globals['_LISTSESSIONUSAGEREQUEST']._serialized_end=1436
-  _globals['_SESSIONUSAGE']._serialized_start=1438
-  _globals['_SESSIONUSAGE']._serialized_end=1505
-  _globals['_LISTSESSIONUSAGERESPONSE']._serialized_start=1507
-  _globals['_LISTSESSIONUSAGERESPONSE']._serialized_end=1602
-  _globals['_WORKFLOWSERVICE']._serialized_start=1605
-  _globals['_WORKFLOWSERVICE']._serialized_end=2325
+  _globals['_WORKFLOW']._serialized_end=642
+  _globals['_WORKFLOW_LABELSENTRY']._serialized_start=525
+  _globals['_WORKFLOW_LABELSENTRY']._serialized_end=570
+  _globals['_CREATEWORKFLOWREQUEST']._serialized_start=644
+  _globals['_CREATEWORKFLOWREQUEST']._serialized_end=750
+  _globals['_GETWORKFLOWREQUEST']._serialized_start=752
+  _globals['_GETWORKFLOWREQUEST']._serialized_end=792
+  _globals['_LISTWORKFLOWSREQUEST']._serialized_start=794
+  _globals['_LISTWORKFLOWSREQUEST']._serialized_end=871
+  _globals['_LISTWORKFLOWSRESPONSE']._serialized_start=873
+  _globals['_LISTWORKFLOWSRESPONSE']._serialized_end=964
+  _globals['_UPDATEWORKFLOWREQUEST']._serialized_start=967
+  _globals['_UPDATEWORKFLOWREQUEST']._serialized_end=1107
+  _globals['_DELETEWORKFLOWREQUEST']._serialized_start=1109
+  _globals['_DELETEWORKFLOWREQUEST']._serialized_end=1186
+  _globals['_GETBUDGETREQUEST']._serialized_start=1188
+  _globals['_GETBUDGETREQUEST']._serialized_end=1226
+  _globals['_UPDATEBUDGETREQUEST']._serialized_start=1228
+  _globals['_UPDATEBUDGETREQUEST']._serialized_end=1327
+  _globals['_GETUSAGEREQUEST']._serialized_start=1329
+  _globals['_GETUSAGEREQUEST']._serialized_end=1366
+  _globals['_LISTSESSIONUSAGEREQUEST']._serialized_start=1368
+  _globals['_LISTSESSIONUSAGEREQUEST']._serialized_end=1454
+  _globals['_SESSIONUSAGE']._serialized_start=1456
+  _globals['_SESSIONUSAGE']._serialized_end=1523
+  _globals['_LISTSESSIONUSAGERESPONSE']._serialized_start=1525
+  _globals['_LISTSESSIONUSAGERESPONSE']._serialized_end=1620
+  _globals['_WORKFLOWSERVICE']._serialized_start=1623
+  _globals['_WORKFLOWSERVICE']._serialized_end=2343
 # @@protoc_insertion_point(module_scope)
