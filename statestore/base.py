@@ -30,6 +30,7 @@ from forkpoint.statestore.records import (
     ManifestRow,
     NewSession,
     NodeRow,
+    NodeStatus,
     RequestKey,
     SessionRow,
     SessionState,
@@ -82,8 +83,9 @@ class Catalog(CollectionCatalog, Protocol):
         """Add an incarnation with counter 1. Raises AlreadyExistsError for a known incarnation."""
         ...
 
-    async def renew_lease(self, incarnation: str) -> int:
-        """Add one to the counter and return it. Raises NotFoundError after remove_node."""
+    async def renew_lease(self, incarnation: str, status: NodeStatus | None = None) -> int:
+        """Add one to the counter and return it; `status` replaces the row's. Raises NotFoundError after
+        remove_node."""
         ...
 
     async def remove_node(self, incarnation: str) -> None:
@@ -107,8 +109,10 @@ class Catalog(CollectionCatalog, Protocol):
         """Up to `limit` workflows whose id sorts after `after`, ascending."""
         ...
 
-    async def update_workflow(self, workflow: str, labels: dict[str, str], revision: int | None) -> WorkflowRow:
-        """Replace the labels. Raises EtagMismatchError when `revision` is given and is not the row's."""
+    async def update_workflow(
+        self, workflow: str, labels: dict[str, str] | None, revision: int | None, standbys: int | None = None
+    ) -> WorkflowRow:
+        """Replace what is given. Raises EtagMismatchError when `revision` is given and is not the row's."""
         ...
 
     async def delete_workflow(self, workflow: str) -> None:
@@ -142,6 +146,7 @@ class Catalog(CollectionCatalog, Protocol):
         labels: dict[str, str] | None = None,
         policy: CheckpointPolicy | None = None,
         expire_us: int | None = None,
+        standbys: int | None = None,
     ) -> SessionRow:
         """Change what is given. Raises EtagMismatchError."""
         ...
@@ -157,13 +162,41 @@ class Catalog(CollectionCatalog, Protocol):
     async def acquire(
         self, name: SessionName, incarnation: str, expected_epoch: int, request: RequestKey | None = None
     ) -> SessionRow:
-        """Make `incarnation` the owner, epoch + 1, state ACTIVE. Raises StaleEpochError unless at `expected_epoch`."""
+        """Make `incarnation` the owner, epoch + 1, state ACTIVE, no migration. Raises StaleEpochError unless at
+        `expected_epoch`. Taken from another owner, who did not release it, `takeovers` is one more than it was, or 1
+        when the head is not `takeover_head` any more; `takeover_head` is then the head."""
         ...
 
     async def release(
         self, name: SessionName, epoch: int, state: SessionState, reason: str = "", request: RequestKey | None = None
     ) -> SessionRow:
-        """Give up ownership: owner "", state as given (ACTIVE, PAUSED or QUARANTINED). The epoch stays."""
+        """Give up ownership: owner "", state as given (ACTIVE, PAUSED or QUARANTINED), no migration, `takeovers` 0.
+        The epoch stays."""
+        ...
+
+    async def release_quarantine(self, name: SessionName, request: RequestKey | None = None) -> SessionRow:
+        """From QUARANTINED to ACTIVE, unowned, reason "", `takeovers` 0. Raises PreconditionError when it is not
+        quarantined."""
+        ...
+
+    # --- migrations --------------------------------------------------------------------------------------------
+    async def begin_migration(self, name: SessionName, epoch: int, migration: str, target: str) -> SessionRow:
+        """The owner's word that the session may go to the incarnation `target`: until the migration ends, cut_over with
+        its id succeeds. Raises StaleEpochError; MigrationUnderwayError while another one is under way (the same id
+        again changes nothing)."""
+        ...
+
+    async def end_migration(self, name: SessionName, epoch: int, migration: str) -> SessionRow:
+        """The owner takes its word back: no cut_over of that migration succeeds any more. Idempotent; nothing changes
+        when another one, or none, is under way. Raises StaleEpochError: then it has been cut over, or taken."""
+        ...
+
+    async def cut_over(
+        self, name: SessionName, epoch: int, migration: str, incarnation: str, head: int, head_hash: bytes
+    ) -> SessionRow:
+        """Make `incarnation`, the migration's target, the owner: epoch + 1, no migration, `takeovers` 0. Only while
+        epoch, migration, target, head and head hash are as given. Raises StaleEpochError, MigrationEndedError,
+        PositionConflictError; then nothing has changed."""
         ...
 
     async def note_numerics(

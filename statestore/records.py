@@ -59,6 +59,26 @@ class StoreMarker:
 
 
 @dataclass(frozen=True, slots=True)
+class NodeStatus:
+    """What a node tells about itself with each renewal of its lease: as old as that."""
+
+    draining: bool = False
+    """Nothing is to be placed on it."""
+    stalled: bool = False
+    """Its process lives, its work does not get on."""
+    slots_total: int = 0
+    slots_free: int = 0
+    pages_total: int = 0
+    pages_free: int = 0
+    sessions: int = 0
+    """Sessions that it owns."""
+    waiting: int = 0
+    """Of them, those that want a slot and have none."""
+    following: int = 0
+    """Sessions of other nodes that it follows."""
+
+
+@dataclass(frozen=True, slots=True)
 class NodeRow:
     """One incarnation of a serving process. `counter` is its lease: it lives while the counter moves."""
 
@@ -69,6 +89,7 @@ class NodeRow:
     counter: int = 0
     lock_path: str = ""
     """File whose flock the incarnation holds for its whole life; "" where there is none (another host)."""
+    status: NodeStatus = field(default_factory=NodeStatus)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +113,8 @@ class WorkflowRow:
     delete_us: int | None = None
     revision: int = 1
     """Counts changes; the etag."""
+    standbys: int = 0
+    """Of sessions that are created in it and say nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +138,7 @@ class NewSession:
     labels: dict[str, str] = field(default_factory=dict)
     transient: bool = False
     expire_us: int | None = None
+    standbys: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +170,16 @@ class SessionRow:
     purge_us: int | None
     revision: int
     """Counts changes of the row that an Update could collide with (not head, epoch or owner); the etag."""
+    standbys: int = 0
+    """Nodes that follow it all the time; 0: none."""
+    migration: str = ""
+    """Id of the migration under way, which its owner began under the row's epoch; "" when there is none."""
+    migration_target: str = ""
+    """Incarnation that it goes to."""
+    takeovers: int = 0
+    """How many owners in a row lost it without its log having grown since the first of them."""
+    takeover_head: int = 0
+    """Its head when the last one lost it."""
 
 
 @dataclass(frozen=True, slots=True)

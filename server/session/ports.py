@@ -1,7 +1,11 @@
 """What the session layer needs from outside, beside the store's and the engine's ports."""
 
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
 from typing import Protocol
+
+from forkpoint.ids import SessionName
+from forkpoint.statestore.records import Kind, NodeRow
 
 
 class TextCodec(Protocol):
@@ -17,4 +21,65 @@ class TextCodec(Protocol):
 
     def token_bytes(self, token_id: int) -> bytes:
         """The text bytes of one token; b"" for control tokens."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class FollowAsk:
+    """What an owner asks of a follower. `migration` "": a hot standby."""
+
+    name: SessionName
+    epoch: int
+    owner: str
+    """Incarnation that asks."""
+    owner_address: str
+    migration: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class FollowReport:
+    """How far a follower is, in tokens: what its model consumed, and what it has read of the log."""
+
+    restored_tokens: int
+    restored_bytes: int
+    applied: int
+    known: int
+
+
+@dataclass(frozen=True, slots=True)
+class CutOverAsk:
+    """The owner's last word: its log ends at `head`, and will not grow under `epoch`."""
+
+    name: SessionName
+    epoch: int
+    head: int
+    head_hash: bytes
+    migration: str
+
+
+@dataclass(frozen=True, slots=True)
+class TailedTokens:
+    """Committed tokens from `start`, as their owner tells them."""
+
+    start: int
+    token_ids: tuple[int, ...]
+    kinds: tuple[Kind, ...]
+    logprobs: tuple[float | None, ...]
+
+
+class Peers(Protocol):
+    """Calls to other nodes, over one channel each. All raise what the other node raises, as far as its status tells,
+    and UnavailableError when it can't be reached. Cancelling a call cancels it there."""
+
+    def follow(self, node: NodeRow, ask: FollowAsk) -> AsyncIterator[FollowReport]:
+        """Let `node` follow the session until the iterator is closed. It ends when the node has become its owner."""
+        ...
+
+    async def cut_over(self, node: NodeRow, ask: CutOverAsk, timeout_seconds: float) -> int:
+        """Let `node`, which follows the session, own it; returns its epoch. UnavailableError when there is no answer in
+        time: then nobody knows whether it does."""
+        ...
+
+    def tail(self, address: str, name: SessionName, start: int) -> AsyncIterator[TailedTokens]:
+        """Committed tokens from `start`, for as long as the node at `address` owns the session."""
         ...

@@ -12,15 +12,16 @@ ForkpointError
 ├── AbortedError                    re-read, then try again
 │   ├── PositionConflictError         expected_position is not the head
 │   ├── EtagMismatchError
-│   └── SessionBusyError              another writer operation is running
+│   ├── SessionBusyError              another writer operation is running
+│   └── MigrationUnderwayError        src/forkpoint/move_errors.py
 ├── PreconditionError               not until somebody changes something
 │   ├── StaleEpochError
 │   ├── SessionPausedError
 │   ├── SessionQuarantinedError
 │   ├── StateIncompatibleError        other model, tokenizer, layout, dtype, version
+│   ├── MigrationEndedError, MoveFailedError    src/forkpoint/move_errors.py
 │   └── DurabilityNotReachedError
-├── OutOfRangeError
-│   └── PositionBeyondHeadError
+├── OutOfRangeError / PositionBeyondHeadError
 ├── ResourceError
 │   ├── NodeCapacityError             no slot or page left
 │   ├── StoreFullError                disk or quota
@@ -34,8 +35,7 @@ ForkpointError
 │   ├── LogTailMissingError           the store knows less than the client
 │   └── LogCorruptError
 ├── BlobError                       internal to restore: costs time, not data
-│   ├── BlobMissingError
-│   └── BlobDamagedError
+│   └── BlobMissingError / BlobDamagedError
 └── ConfigError                     a bad setting, names the key and where it came from
 """
 
