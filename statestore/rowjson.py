@@ -1,18 +1,22 @@
 """Rows as JSON text: parameters of a generation, and the stored answers of request ids. Never for token bytes."""
 
 import json
-from typing import Any
+from dataclasses import asdict, fields
+from typing import Any, Final
 
 from forkpoint.ids import SessionName
 from forkpoint.statestore.records import (
     CheckpointPolicy,
     CheckpointRow,
     GenerationParams,
+    NodeStatus,
     SamplingParams,
     SessionRow,
     SessionState,
     WorkflowRow,
 )
+
+_STATUS_FIELDS: Final = frozenset(field.name for field in fields(NodeStatus))
 
 
 def dump(value: Any) -> str:
@@ -46,6 +50,16 @@ def params_from_json(text: str) -> GenerationParams:
     return GenerationParams(sampling, value["max_tokens"], stops, tuple(value["stop_ids"]), value["logprobs"])
 
 
+def status_to_json(status: NodeStatus) -> str:
+    """What a node tells about itself."""
+    return dump(asdict(status))
+
+
+def status_from_json(text: str | bytes) -> NodeStatus:
+    """The inverse of status_to_json. What a node of another version tells beyond what is known here is left out."""
+    return NodeStatus(**{name: value for name, value in json.loads(text).items() if name in _STATUS_FIELDS})
+
+
 def session_to_value(row: SessionRow) -> dict[str, Any]:
     """A session as a JSON object."""
     return {
@@ -71,6 +85,11 @@ def session_to_value(row: SessionRow) -> dict[str, Any]:
         "delete_us": row.delete_us,
         "purge_us": row.purge_us,
         "revision": row.revision,
+        "standbys": row.standbys,
+        "migration": row.migration,
+        "migration_target": row.migration_target,
+        "takeovers": row.takeovers,
+        "takeover_head": row.takeover_head,
     }
 
 
@@ -98,6 +117,7 @@ def workflow_to_value(row: WorkflowRow) -> dict[str, Any]:
         "update_us": row.update_us,
         "delete_us": row.delete_us,
         "revision": row.revision,
+        "standbys": row.standbys,
     }
 
 

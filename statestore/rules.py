@@ -11,8 +11,9 @@ from forkpoint.errors import (
 )
 from forkpoint.ids import SessionName
 from forkpoint.limits import TILE_TOKENS
+from forkpoint.move_errors import MigrationEndedError, MigrationUnderwayError
 from forkpoint.statestore.calls import ForkSessions
-from forkpoint.statestore.records import CheckpointRow, StoreMarker
+from forkpoint.statestore.records import CheckpointRow, SessionRow, StoreMarker
 
 
 def check_marker(stored: StoreMarker, ours: StoreMarker) -> None:
@@ -31,6 +32,42 @@ def check_epoch(name: SessionName, epoch: int, current: int) -> None:
     """Raises StaleEpochError."""
     if epoch != current:
         raise StaleEpochError(str(name), epoch, current)
+
+
+def check_owned(row: SessionRow, epoch: int) -> None:
+    """The session is at `epoch` and its owner has not released it. Raises StaleEpochError."""
+    if epoch != row.epoch or not row.owner:
+        raise StaleEpochError(str(row.name), epoch, row.epoch)
+
+
+def count_takeover(row: SessionRow, incarnation: str) -> tuple[int, int]:
+    """`takeovers` and `takeover_head` of a session that `incarnation` acquires."""
+    if row.owner in ("", incarnation):
+        return row.takeovers, row.takeover_head
+    return row.takeovers + 1 if row.head == row.takeover_head else 1, row.head
+
+
+def begins_migration(row: SessionRow, epoch: int, migration: str, target: str) -> bool:
+    """Whether begin_migration changes the row; False: it has happened already. Raises StaleEpochError,
+    MigrationUnderwayError, InvalidFieldError."""
+    if not migration or not target:
+        raise InvalidFieldError("target" if migration else "migration", "it is empty")
+    check_owned(row, epoch)
+    if not row.migration:
+        return True
+    if (row.migration, row.migration_target) != (migration, target):
+        raise MigrationUnderwayError(str(row.name), row.migration, row.migration_target)
+    return False
+
+
+def check_cut_over(row: SessionRow, epoch: int, migration: str, incarnation: str, head: int, head_hash: bytes) -> None:
+    """The owner's word stands, and its log is the one that `incarnation` has. Raises StaleEpochError,
+    MigrationEndedError, PositionConflictError."""
+    check_owned(row, epoch)
+    if not migration or (row.migration, row.migration_target) != (migration, incarnation):
+        raise MigrationEndedError(str(row.name), migration)
+    if (row.head, row.head_hash) != (head, head_hash):
+        raise PositionConflictError(str(row.name), head, row.head, row.head_hash)
 
 
 def check_expected(

@@ -25,7 +25,7 @@ from forkpoint.statestore.calls import (
 )
 from forkpoint.statestore.chain import HashChain
 from forkpoint.statestore.logrecord import chain_at, read_stretch, write_records
-from forkpoint.statestore.memory.sessions import MemorySessions
+from forkpoint.statestore.memory.sessions import NO_MIGRATION, MemorySessions
 from forkpoint.statestore.memory.store import MemoryRecords, MemorySession
 from forkpoint.statestore.records import GenerationRow, Kind, LogSlice, RequestKey, SessionRow
 from forkpoint.statestore.rowjson import session_from_value, session_to_value
@@ -172,6 +172,7 @@ class MemoryLog(MemorySessions):
             head=position,
             head_hash=chain.head_hash(),
             fork_position=min(stored.row.fork_position, position),
+            **NO_MIGRATION,
         )
         self._keep(request, "rewind", session_to_value(row))
         return row, False

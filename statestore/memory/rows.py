@@ -16,7 +16,15 @@ from forkpoint.errors import (
 from forkpoint.limits import REQUEST_ID_KEEP_SECONDS
 from forkpoint.statestore.chain import root_hash
 from forkpoint.statestore.memory.store import MemoryTables, StoredAnswer, answer_key
-from forkpoint.statestore.records import Durability, NodeRow, RequestKey, SessionState, StoreMarker, WorkflowRow
+from forkpoint.statestore.records import (
+    Durability,
+    NodeRow,
+    NodeStatus,
+    RequestKey,
+    SessionState,
+    StoreMarker,
+    WorkflowRow,
+)
 from forkpoint.statestore.rowjson import dump, workflow_from_value, workflow_to_value
 from forkpoint.statestore.rules import check_marker
 
@@ -64,12 +72,13 @@ class MemoryRows:
             raise AlreadyExistsError(f"nodes/{node.incarnation}")
         nodes[node.incarnation] = replace(node, counter=1)
 
-    async def renew_lease(self, incarnation: str) -> int:
+    async def renew_lease(self, incarnation: str, status: NodeStatus | None = None) -> int:
         nodes = self._open().nodes
-        if incarnation not in nodes:
+        row = nodes.get(incarnation)
+        if row is None:
             raise NotFoundError(f"nodes/{incarnation}")
-        nodes[incarnation] = replace(nodes[incarnation], counter=nodes[incarnation].counter + 1)
-        return nodes[incarnation].counter
+        nodes[incarnation] = replace(row, counter=row.counter + 1, status=row.status if status is None else status)
+        return row.counter + 1
 
     async def remove_node(self, incarnation: str) -> None:
         self._open().nodes.pop(incarnation, None)
@@ -86,7 +95,7 @@ class MemoryRows:
         if row.workflow in workflows:
             raise AlreadyExistsError(f"workflows/{row.workflow}")
         now = self._clock.wall_us()
-        created = WorkflowRow(row.workflow, dict(row.labels), now, now)
+        created = WorkflowRow(row.workflow, dict(row.labels), now, now, standbys=row.standbys)
         workflows[row.workflow] = created
         self._keep(request, "create_workflow", workflow_to_value(created))
         return _workflow_copy(created)
@@ -98,11 +107,19 @@ class MemoryRows:
         rows = sorted(self._open().workflows.values(), key=lambda row: row.workflow)
         return [_workflow_copy(row) for row in rows if row.workflow > after and row.delete_us is None][:limit]
 
-    async def update_workflow(self, workflow: str, labels: dict[str, str], revision: int | None) -> WorkflowRow:
+    async def update_workflow(
+        self, workflow: str, labels: dict[str, str] | None, revision: int | None, standbys: int | None = None
+    ) -> WorkflowRow:
         row = self._workflow(workflow)
         if revision is not None and revision != row.revision:
             raise EtagMismatchError(f"workflows/{workflow}", str(row.revision))
-        changed = replace(row, labels=dict(labels), update_us=self._clock.wall_us(), revision=row.revision + 1)
+        changed = replace(
+            row,
+            labels=dict(row.labels if labels is None else labels),
+            update_us=self._clock.wall_us(),
+            revision=row.revision + 1,
+            standbys=row.standbys if standbys is None else standbys,
+        )
         self._open().workflows[workflow] = changed
         return _workflow_copy(changed)
 

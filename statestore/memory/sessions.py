@@ -1,7 +1,8 @@
 """Sessions of the in-memory catalog."""
 
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, Final
 
 from forkpoint.errors import AlreadyExistsError, EtagMismatchError, NotFoundError, PreconditionError
 from forkpoint.ids import SessionName
@@ -17,7 +18,10 @@ from forkpoint.statestore.records import (
     SessionState,
 )
 from forkpoint.statestore.rowjson import session_from_value, session_to_value
-from forkpoint.statestore.rules import check_epoch
+from forkpoint.statestore.rules import begins_migration, check_cut_over, check_epoch, count_takeover
+
+NO_MIGRATION: Final[Mapping[str, str]] = {"migration": "", "migration_target": ""}
+"""Fields of a row whose owner gave no word that it may go."""
 
 
 class MemorySessions(MemoryRows):
@@ -66,6 +70,7 @@ class MemorySessions(MemoryRows):
             delete_us=None,
             purge_us=None,
             revision=1,
+            standbys=new.standbys,
         )
         tables.sessions[new.name] = MemorySession(row, branch, chain.copy())
         return session_copy(row)
@@ -103,6 +108,7 @@ class MemorySessions(MemoryRows):
         labels: dict[str, str] | None = None,
         policy: CheckpointPolicy | None = None,
         expire_us: int | None = None,
+        standbys: int | None = None,
     ) -> SessionRow:
         row = self._live(name).row
         if revision is not None and revision != row.revision:
@@ -113,6 +119,7 @@ class MemorySessions(MemoryRows):
             policy=policy or row.policy,
             expire_us=row.expire_us if expire_us is None else expire_us,
             revision=row.revision + 1,
+            standbys=row.standbys if standbys is None else standbys,
         )
 
     async def delete_session(self, name: SessionName, purge_us: int, request: RequestKey | None = None) -> SessionRow:
@@ -130,6 +137,7 @@ class MemorySessions(MemoryRows):
             delete_us=self._clock.wall_us(),
             purge_us=purge_us,
             revision=stored.row.revision + 1,
+            **NO_MIGRATION,
         )
         self._keep(request, "delete_session", session_to_value(row))
         return row
@@ -147,9 +155,19 @@ class MemorySessions(MemoryRows):
         answer = self._answer(request, "acquire")
         if answer is not None:
             return session_from_value(answer)
-        epoch = self._live(name).row.epoch
-        check_epoch(name, expected_epoch, epoch)
-        row = self._change(name, owner=incarnation, epoch=epoch + 1, state=SessionState.ACTIVE, state_reason="")
+        current = self._live(name).row
+        check_epoch(name, expected_epoch, current.epoch)
+        takeovers, takeover_head = count_takeover(current, incarnation)
+        row = self._change(
+            name,
+            owner=incarnation,
+            epoch=current.epoch + 1,
+            state=SessionState.ACTIVE,
+            state_reason="",
+            takeovers=takeovers,
+            takeover_head=takeover_head,
+            **NO_MIGRATION,
+        )
         self._keep(request, "acquire", session_to_value(row))
         return row
 
@@ -162,9 +180,38 @@ class MemorySessions(MemoryRows):
         check_epoch(name, epoch, self._live(name).row.epoch)
         if state is SessionState.DELETED:
             raise PreconditionError("a session is deleted by delete_session only")
-        row = self._change(name, owner="", state=state, state_reason=reason)
+        row = self._change(name, owner="", state=state, state_reason=reason, takeovers=0, **NO_MIGRATION)
         self._keep(request, "release", session_to_value(row))
         return row
+
+    async def release_quarantine(self, name: SessionName, request: RequestKey | None = None) -> SessionRow:
+        answer = self._answer(request, "release_quarantine")
+        if answer is not None:
+            return session_from_value(answer)
+        if self._live(name).row.state is not SessionState.QUARANTINED:
+            raise PreconditionError(f"{name} is not quarantined")
+        row = self._change(name, owner="", state=SessionState.ACTIVE, state_reason="", takeovers=0, **NO_MIGRATION)
+        self._keep(request, "release_quarantine", session_to_value(row))
+        return row
+
+    async def begin_migration(self, name: SessionName, epoch: int, migration: str, target: str) -> SessionRow:
+        row = self._live(name).row
+        if begins_migration(row, epoch, migration, target):
+            return self._change(name, migration=migration, migration_target=target)
+        return session_copy(row)
+
+    async def end_migration(self, name: SessionName, epoch: int, migration: str) -> SessionRow:
+        row = self._live(name).row
+        check_epoch(name, epoch, row.epoch)
+        if not migration or row.migration != migration:
+            return session_copy(row)
+        return self._change(name, **NO_MIGRATION)
+
+    async def cut_over(
+        self, name: SessionName, epoch: int, migration: str, incarnation: str, head: int, head_hash: bytes
+    ) -> SessionRow:
+        check_cut_over(self._live(name).row, epoch, migration, incarnation, head, head_hash)
+        return self._change(name, owner=incarnation, epoch=epoch + 1, takeovers=0, **NO_MIGRATION)
 
     async def note_numerics(
         self, name: SessionName, epoch: int, numerics_ids: tuple[str, ...], exact: bool

@@ -20,7 +20,7 @@ from forkpoint.server.session.seeds import derive_seed, random_seed
 from forkpoint.server.session.tasks import TaskOwner
 from forkpoint.statestore.base import Catalog
 from forkpoint.statestore.memory.catalog import MemoryCatalog
-from forkpoint.statestore.records import Kind, LogSlice, NodeRow, StoreMarker
+from forkpoint.statestore.records import Kind, LogSlice, NodeRow, NodeStatus, StoreMarker
 from tests.support.hash_engine import HashEngine
 from tests.support.session_site import MARKER, Running, Site, key, until
 
@@ -137,10 +137,10 @@ def test_a_lease_catalog_that_does_not_open_is_closed_and_made_anew() -> None:
             await super().open(marker)
             await self.register_node(node)
 
-        async def renew_lease(self, incarnation: str) -> int:
+        async def renew_lease(self, incarnation: str, status: NodeStatus | None = None) -> int:
             if self in broken:
                 raise StoreUnavailableError("catalog", "disk I/O error")
-            return await super().renew_lease(incarnation)
+            return await super().renew_lease(incarnation, status)
 
         async def close(self) -> None:
             closed.append(self)
