@@ -18,8 +18,7 @@ log = logging.getLogger(__name__)
 class ForkImage:
     """A sequence that nobody runs: the parent's state after `consumed` tokens of the children's common prefix.
 
-    `branches`: the children that have not taken their copy yet, each with its branch: a child that was rewound since
-    has another prefix.
+    `children`: those that have not taken their copy yet. One that was rewound elsewhere since may have another prefix.
     """
 
     sequence: int
@@ -29,7 +28,7 @@ class ForkImage:
     numerics_ids: tuple[str, ...]
     exact: bool
     known_grids: frozenset[int]
-    branches: dict[SessionName, str] = field(default_factory=dict)
+    children: set[SessionName] = field(default_factory=set)
 
 
 class ForkImages:
@@ -54,7 +53,6 @@ class ForkImages:
             # The children are in the catalog already: they do without an image.
             log.exception("no image of %s for its children", parent.name)
             return
-        branches = {child.name: child.branch for child in children}
         self._images.append(
             ForkImage(
                 sequence,
@@ -64,24 +62,23 @@ class ForkImages:
                 parent.numerics_ids,
                 parent.exact,
                 frozenset(parent.known_grids),
-                branches,
+                {child.name for child in children},
             )
         )
         self._core.counters.fork_images += 1
 
     async def use(self, live: LiveSession) -> bool:
         """Put a child onto the engine from its image. False when there is none; raises NodeCapacityError."""
-        image = next((image for image in self._images if live.name in image.branches), None)
-        if image is None or image.branches[live.name] != live.row.branch:
-            await self.forget(live.name)
+        image = next((image for image in self._images if live.name in image.children), None)
+        if image is None:
             return False
         head, head_hash = live.head, live.row.head_hash
         live.needed_from = head
         earlier = await read_all(self._core.catalog, live.name, image.consumed, head)
-        if image not in self._images or live.name not in image.branches:
+        if image not in self._images or live.name not in image.children:
             return False
         if not _leads_to(image.chain, earlier, head_hash):
-            # The parent had another owner by then, and another past.
+            # The parent had another owner when it was forked, or the child since, and another past.
             log.warning("%s: its parent's image is not of its log", live.name)
             await self.forget(live.name)
             return False
@@ -98,9 +95,9 @@ class ForkImages:
 
     async def forget(self, name: SessionName) -> None:
         """The child will not take its copy."""
-        for image in [image for image in self._images if name in image.branches]:
-            del image.branches[name]
-            if not image.branches:
+        for image in [image for image in self._images if name in image.children]:
+            image.children.remove(name)
+            if not image.children:
                 await self._drop(image)
 
     async def drop_one(self) -> bool:
@@ -117,8 +114,8 @@ class ForkImages:
 
     async def _take(self, image: ForkImage, name: SessionName) -> int:
         """The child's own sequence: a copy, or the image itself for the last child."""
-        branch = image.branches.pop(name)
-        if not image.branches:
+        image.children.remove(name)
+        if not image.children:
             self._images.remove(image)
             return image.sequence
         engine = self._core.engine
@@ -126,7 +123,7 @@ class ForkImages:
             return await engine.call(engine.engine.fork, image.sequence)
         except NodeCapacityError:
             if image in self._images:
-                image.branches[name] = branch
+                image.children.add(name)
             raise
 
     async def _drop(self, image: ForkImage) -> None:

@@ -209,6 +209,14 @@ LOG: Final = (
         "        if False:\n",
         ("tests/conformance/test_log.py", *EMBEDDED),
     ),
+    Mutation(
+        "skip-the-chain",
+        "records of a log are read without comparing one's chain with the tokens before it",
+        "statestore/logrecord.py",
+        "        elif stretch.chain is not None and stretch.chain.grid_hash != record.chain:\n",
+        "        elif False:\n",
+        ("tests/statestore/test_logrecord.py",),
+    ),
 )
 
 STATE: Final = (
@@ -227,6 +235,14 @@ STATE: Final = (
         "            self.tensors.copy_page(source, target)\n",
         "            pass\n",
         (FORKS,),
+    ),
+    Mutation(
+        "use-an-image-of-another-log",
+        "a child starts from its fork's image, whatever its log became elsewhere",
+        "server/session/fork.py",
+        "        if not _leads_to(image.chain, earlier, head_hash):\n",
+        "        if False:\n",
+        ("tests/session/test_fork.py", *IN_MEMORY),
     ),
     Mutation(
         "consume-a-token-twice",

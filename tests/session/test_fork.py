@@ -18,7 +18,7 @@ from forkpoint.server.engine.batch import Sample
 from forkpoint.server.session.api import CreateSession, ForkCall, GenerateCall
 from forkpoint.server.session.seeds import child_seed, derive_seed
 from forkpoint.statestore.calls import AppendTokens
-from forkpoint.statestore.records import CheckpointPolicy, FinishReason, LogSlice
+from forkpoint.statestore.records import CheckpointPolicy, FinishReason, LogSlice, SessionState
 from tests.support.hash_engine import HashEngine, continuation
 from tests.support.session_site import Running, Site, background, key, until
 
@@ -346,3 +346,19 @@ async def test_a_point_that_can_not_be_kept_costs_the_fork_nothing(node: Running
     assert (await node.generate(GenerateCall(child, key("g"), max_tokens=3))).tokens
     await node.fork(name, "b")
     await until(lambda: node.node.counters.checkpoints_written == 1)
+
+
+async def test_a_child_that_another_owner_rewound_does_not_start_from_its_parents_image(node: Running) -> None:
+    """It is shorter than the state in the image."""
+    name = await node.session("s")
+    await node.append(name, PROMPT)
+    await node.idle(name)
+    (child,) = await node.fork(name, "child")
+    await node.catalog.acquire(child, "elsewhere", 0)
+    await node.catalog.rewind(child, 1, 20)
+    await node.catalog.release(child, 1, SessionState.ACTIVE)
+    read = await node.generate(GenerateCall(child, key("c"), max_tokens=9))
+    sample = Sample(0.0, 0, 1.0, 0.0, derive_seed(7, "child"))
+    assert read.tokens == continuation(PROMPT[:20], 9, sample)[0]
+    assert node.node.counters.fork_images_used == 0
+    assert len(node.engine.sequences) == 2

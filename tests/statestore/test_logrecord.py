@@ -1,5 +1,7 @@
 """Log records: every damaged bit is found."""
 
+from dataclasses import replace
+
 import pytest
 
 from forkpoint.errors import LogCorruptError
@@ -70,6 +72,31 @@ async def test_a_record_of_another_history_breaks_the_chain_even_with_a_right_ch
     branch.records[1] = encode_record(forged)
     with pytest.raises(LogCorruptError, match=r"chain|head hash"):
         await catalog.read_log(name("s"), 0, 100)
+
+
+async def appended(token: int) -> MemoryCatalog:
+    """Four records of 20 equal tokens."""
+    catalog = MemoryCatalog()
+    await catalog.open(MARKER)
+    await owned(catalog, "s")
+    for _ in range(4):
+        await catalog.append(AppendTokens(name("s"), 1, (token,) * 20))
+    return catalog
+
+
+async def test_a_record_of_another_history_is_found_by_the_one_after_it_though_the_read_ends_before_the_head() -> None:
+    """As a misdirected write leaves it: its checksum and its place are right, and so is the chain before it."""
+    catalog = await appended(1)
+    records = catalog._tables.branches[0].records
+    whole = decode_record(records[1], 0, 20)
+    other = decode_record((await appended(2))._tables.branches[0].records[1], 0, 20)
+    records[1] = encode_record(replace(other, chain=whole.chain))
+    for start, limit in ((0, 50), (20, 40), (30, 20)):
+        with pytest.raises(LogCorruptError, match="the hash chain does not fit") as raised:
+            await catalog.read_log(name("s"), start, limit)
+        assert raised.value.first_bad_position == 16
+    assert (await catalog.read_log(name("s"), 0, 20)).token_ids == (1,) * 20
+    assert (await catalog.read_log(name("s"), 60, 20)).token_ids == (1,) * 20
 
 
 def test_a_long_append_is_cut_into_records_that_join() -> None:
