@@ -60,10 +60,7 @@ def read_marker(url: str) -> StoreMarker | None:
     opening it with this marker brings a store of an older version up to this one."""
     if _scheme(url) != "sqlite":
         return None
-    stored = read_sqlite_marker(_path("catalog", url))
-    if stored is None or stored.schema_version > SCHEMA_VERSION:
-        return stored
-    return replace(stored, schema_version=SCHEMA_VERSION)
+    return _as_opened(read_sqlite_marker(_path("catalog", url)))
 
 
 async def find_marker(url: str) -> StoreMarker | None:
@@ -72,8 +69,14 @@ async def find_marker(url: str) -> StoreMarker | None:
     if _scheme(url) in SCHEMES:
         from forkpoint.statestore.redis.marker import read_marker as read_redis_marker
 
-        return await read_redis_marker(parse_redis_url("catalog", url))
+        return _as_opened(await read_redis_marker(parse_redis_url("catalog", url)))
     return read_marker(url)
+
+
+def _as_opened(stored: StoreMarker | None) -> StoreMarker | None:
+    if stored is None or stored.schema_version > SCHEMA_VERSION:
+        return stored
+    return replace(stored, schema_version=SCHEMA_VERSION)
 
 
 def shown_url(url: str) -> str:

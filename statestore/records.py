@@ -6,7 +6,7 @@ from typing import Final
 
 from forkpoint.ids import SessionName
 
-SCHEMA_VERSION: Final = 2
+SCHEMA_VERSION: Final = 3
 """Of what catalogs keep, and how. A store of an older version is brought up to this one when it is opened."""
 
 

@@ -47,11 +47,17 @@ def count_takeover(row: SessionRow, incarnation: str) -> tuple[int, int]:
     return row.takeovers + 1 if row.head == row.takeover_head else 1, row.head
 
 
+def check_migration(migration: str, target: str) -> None:
+    """Raises InvalidFieldError."""
+    for field, value in (("migration", migration), ("target", target)):
+        if not value:
+            raise InvalidFieldError(field, "it is empty")
+
+
 def begins_migration(row: SessionRow, epoch: int, migration: str, target: str) -> bool:
     """Whether begin_migration changes the row; False: it has happened already. Raises StaleEpochError,
     MigrationUnderwayError, InvalidFieldError."""
-    if not migration or not target:
-        raise InvalidFieldError("target" if migration else "migration", "it is empty")
+    check_migration(migration, target)
     check_owned(row, epoch)
     if not row.migration:
         return True

@@ -32,6 +32,7 @@ from forkpoint.statestore.records import (
     ManifestRow,
     NewSession,
     NodeRow,
+    NodeStatus,
     Pin,
     RequestKey,
     ScannedManifest,
@@ -48,6 +49,7 @@ from forkpoint.statestore.sqlite import (
     generations,
     log,
     marker,
+    migrations,
     nodes,
     requests,
     retention,
@@ -126,8 +128,8 @@ class SqliteCatalog:
     async def register_node(self, node: NodeRow) -> None:
         await self._write(nodes.register, node)
 
-    async def renew_lease(self, incarnation: str) -> int:
-        return await self._write(nodes.renew, incarnation)
+    async def renew_lease(self, incarnation: str, status: NodeStatus | None = None) -> int:
+        return await self._write(nodes.renew, incarnation, status)
 
     async def remove_node(self, incarnation: str) -> None:
         await self._write(nodes.remove, incarnation)
@@ -145,8 +147,10 @@ class SqliteCatalog:
     async def list_workflows(self, after: str, limit: int) -> list[WorkflowRow]:
         return await self._read(workflows.list_some, after, limit)
 
-    async def update_workflow(self, workflow: str, labels: dict[str, str], revision: int | None) -> WorkflowRow:
-        return await self._write(workflows.update, workflow, labels, revision)
+    async def update_workflow(
+        self, workflow: str, labels: dict[str, str] | None, revision: int | None, standbys: int | None = None
+    ) -> WorkflowRow:
+        return await self._write(workflows.update, workflow, labels, revision, standbys)
 
     async def delete_workflow(self, workflow: str) -> None:
         await self._write(workflows.delete, workflow)
@@ -173,8 +177,9 @@ class SqliteCatalog:
         labels: dict[str, str] | None = None,
         policy: CheckpointPolicy | None = None,
         expire_us: int | None = None,
+        standbys: int | None = None,
     ) -> SessionRow:
-        return await self._write(sessions.update, name, revision, labels, policy, expire_us)
+        return await self._write(sessions.update, name, revision, labels, policy, expire_us, standbys)
 
     async def delete_session(self, name: SessionName, purge_us: int, request: RequestKey | None = None) -> SessionRow:
         return await self._write(sessions.delete, name, purge_us, request)
@@ -192,10 +197,25 @@ class SqliteCatalog:
     ) -> SessionRow:
         return await self._write(sessions.release, name, epoch, state, reason, request)
 
+    async def release_quarantine(self, name: SessionName, request: RequestKey | None = None) -> SessionRow:
+        return await self._write(sessions.release_quarantine, name, request)
+
     async def note_numerics(
         self, name: SessionName, epoch: int, numerics_ids: tuple[str, ...], exact: bool
     ) -> SessionRow:
         return await self._write(sessions.note_numerics, name, epoch, numerics_ids, exact)
+
+    # --- migrations --------------------------------------------------------------------------------------------
+    async def begin_migration(self, name: SessionName, epoch: int, migration: str, target: str) -> SessionRow:
+        return await self._write(migrations.begin, name, epoch, migration, target)
+
+    async def end_migration(self, name: SessionName, epoch: int, migration: str) -> SessionRow:
+        return await self._write(migrations.end, name, epoch, migration)
+
+    async def cut_over(
+        self, name: SessionName, epoch: int, migration: str, incarnation: str, head: int, head_hash: bytes
+    ) -> SessionRow:
+        return await self._write(migrations.cut_over, name, epoch, migration, incarnation, head, head_hash)
 
     # --- log and generations -----------------------------------------------------------------------------------
     async def append(self, append: AppendTokens) -> AppendOutcome:

@@ -48,8 +48,8 @@ def rewind(tx: Tx, name: SessionName, epoch: int, position: int, request: Reques
     branch = sessions.add_branch(tx, name.workflow, _branch_below(tx, stored.branch, position), position)
     tx.run("UPDATE branches SET stop = ? WHERE branch = ?", stored.row.head, stored.branch)
     tx.run(
-        "UPDATE sessions SET branch = ?, rewound_from = max(rewound_from, head), fork_position = min(fork_position, ?)"
-        " WHERE workflow = ? AND session = ?",
+        "UPDATE sessions SET branch = ?, rewound_from = max(rewound_from, head), fork_position = min(fork_position, ?),"
+        f" {sessions.NO_MIGRATION} WHERE workflow = ? AND session = ?",
         branch,
         position,
         name.workflow,

@@ -8,7 +8,7 @@ import apsw
 
 from forkpoint.errors import StateIncompatibleError
 from forkpoint.statestore.records import SCHEMA_VERSION, StoreMarker
-from forkpoint.statestore.sqlite.schema import FROM_VERSION_1, SCHEMA
+from forkpoint.statestore.sqlite.schema import SCHEMA, UPGRADES
 
 _APPLICATION: Final = b"forkpoint"
 
@@ -33,11 +33,12 @@ def read_or_create(db: apsw.Connection, ours: StoreMarker) -> StoreMarker:
     if "meta" not in tables:
         raise StateIncompatibleError("store", "another application's tables", "forkpoint's")
     stored = _read(db)
-    if stored.schema_version != 1:
+    upgrade = UPGRADES.get(stored.schema_version)
+    if upgrade is None:
         return stored
     current = replace(stored, schema_version=SCHEMA_VERSION)
     if current == ours:
-        db.execute(FROM_VERSION_1)
+        db.execute(upgrade)
         db.execute("UPDATE meta SET value = ? WHERE key = 'schema_version'", (str(SCHEMA_VERSION).encode(),))
     return current
 

@@ -1,7 +1,8 @@
 """Incarnations and their leases."""
 
 from forkpoint.errors import AlreadyExistsError, NotFoundError
-from forkpoint.statestore.records import NodeRow
+from forkpoint.statestore.records import NodeRow, NodeStatus
+from forkpoint.statestore.rowjson import status_from_json, status_to_json
 from forkpoint.statestore.sqlite.tx import Tx
 
 
@@ -10,18 +11,24 @@ def register(tx: Tx, node: NodeRow) -> None:
     if tx.one("SELECT 1 FROM nodes WHERE incarnation = ?", node.incarnation):
         raise AlreadyExistsError(f"nodes/{node.incarnation}")
     tx.run(
-        "INSERT INTO nodes (incarnation, node, address, numerics_id, counter, lock_path) VALUES (?, ?, ?, ?, 1, ?)",
+        "INSERT INTO nodes (incarnation, node, address, numerics_id, counter, lock_path, status)"
+        " VALUES (?, ?, ?, ?, 1, ?, ?)",
         node.incarnation,
         node.node,
         node.address,
         node.numerics_id,
         node.lock_path,
+        status_to_json(node.status),
     )
 
 
-def renew(tx: Tx, incarnation: str) -> int:
+def renew(tx: Tx, incarnation: str, status: NodeStatus | None) -> int:
     """Catalog.renew_lease."""
-    row = tx.one("UPDATE nodes SET counter = counter + 1 WHERE incarnation = ? RETURNING counter", incarnation)
+    row = tx.one(
+        "UPDATE nodes SET counter = counter + 1, status = coalesce(?, status) WHERE incarnation = ? RETURNING counter",
+        None if status is None else status_to_json(status),
+        incarnation,
+    )
     if row is None:
         raise NotFoundError(f"nodes/{incarnation}")
     return int(row[0])
@@ -34,5 +41,6 @@ def remove(tx: Tx, incarnation: str) -> None:
 
 def list_all(tx: Tx) -> list[NodeRow]:
     """Catalog.list_nodes."""
-    columns = "incarnation, node, address, numerics_id, counter, lock_path"
-    return [NodeRow(*row) for row in tx.rows(f"SELECT {columns} FROM nodes ORDER BY seq")]
+    columns = "incarnation, node, address, numerics_id, counter, lock_path, status"
+    rows = tx.rows(f"SELECT {columns} FROM nodes ORDER BY seq")
+    return [NodeRow(*row, status=status_from_json(status)) for *row, status in rows]

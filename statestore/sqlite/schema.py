@@ -12,7 +12,8 @@ CREATE TABLE nodes (
     address TEXT NOT NULL,
     numerics_id TEXT NOT NULL,
     counter INTEGER NOT NULL,
-    lock_path TEXT NOT NULL
+    lock_path TEXT NOT NULL,
+    status TEXT NOT NULL DEFAULT '{}'
 ) STRICT;
 
 CREATE TABLE workflows (
@@ -21,7 +22,8 @@ CREATE TABLE workflows (
     create_us INTEGER NOT NULL,
     update_us INTEGER NOT NULL,
     delete_us INTEGER,
-    revision INTEGER NOT NULL
+    revision INTEGER NOT NULL,
+    standbys INTEGER NOT NULL DEFAULT 0
 ) STRICT, WITHOUT ROWID;
 
 -- A branch's log begins at fork_position; what lies before is its parent's. `stop` is the head that it was left at.
@@ -62,6 +64,11 @@ CREATE TABLE sessions (
     purge_us INTEGER,
     revision INTEGER NOT NULL,
     keep_last INTEGER NOT NULL DEFAULT 0,
+    standbys INTEGER NOT NULL DEFAULT 0,
+    migration TEXT NOT NULL DEFAULT '',
+    migration_target TEXT NOT NULL DEFAULT '',
+    takeovers INTEGER NOT NULL DEFAULT 0,
+    takeover_head INTEGER NOT NULL DEFAULT 0,
     PRIMARY KEY (workflow, session)
 ) STRICT, WITHOUT ROWID;
 CREATE INDEX sessions_that_generate ON sessions (workflow, session) WHERE open_generation IS NOT NULL;
@@ -183,7 +190,7 @@ CREATE TABLE pending (
 
 SCHEMA: Final = _TABLES + _COLLECTION + _PENDING
 
-FROM_VERSION_1: Final = f"""
+_FROM_VERSION_1: Final = f"""
 ALTER TABLE sessions ADD COLUMN keep_last INTEGER NOT NULL DEFAULT 0;
 ALTER TABLE checkpoints ADD COLUMN expire_us INTEGER;
 ALTER TABLE manifests RENAME TO manifests_of_version_1;
@@ -193,3 +200,16 @@ INSERT INTO manifests (chain_hash, grid_position, numerics_id, manifest, create_
     SELECT chain_hash, grid_position, numerics_id, manifest, create_us FROM manifests_of_version_1 ORDER BY rowid;
 DROP TABLE manifests_of_version_1;
 """
+
+_FROM_VERSION_2: Final = """
+ALTER TABLE nodes ADD COLUMN status TEXT NOT NULL DEFAULT '{}';
+ALTER TABLE workflows ADD COLUMN standbys INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE sessions ADD COLUMN standbys INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE sessions ADD COLUMN migration TEXT NOT NULL DEFAULT '';
+ALTER TABLE sessions ADD COLUMN migration_target TEXT NOT NULL DEFAULT '';
+ALTER TABLE sessions ADD COLUMN takeovers INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE sessions ADD COLUMN takeover_head INTEGER NOT NULL DEFAULT 0;
+"""
+
+UPGRADES: Final = {1: _FROM_VERSION_1 + _FROM_VERSION_2, 2: _FROM_VERSION_2}
+"""Version -> what makes a store of it one of this version."""

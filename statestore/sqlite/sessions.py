@@ -9,7 +9,7 @@ from forkpoint.ids import SessionName
 from forkpoint.statestore.chain import HashChain
 from forkpoint.statestore.records import CheckpointPolicy, NewSession, RequestKey, SessionRow, SessionState
 from forkpoint.statestore.rowjson import dump, session_from_value, session_to_value
-from forkpoint.statestore.rules import check_epoch
+from forkpoint.statestore.rules import check_epoch, count_takeover
 from forkpoint.statestore.sqlite import pending, requests, workflows
 from forkpoint.statestore.sqlite.pending import Pending
 from forkpoint.statestore.sqlite.tx import Tx
@@ -17,8 +17,11 @@ from forkpoint.statestore.sqlite.tx import Tx
 _COLUMNS: Final = (
     "workflow, session, branch, state, state_reason, epoch, owner, head, grid_hash, tail, rewound_from,"
     " open_generation, parent, fork_position, seed, every_tokens, on_turn_end, labels, transient, exact, numerics_ids,"
-    " expire_us, create_us, update_us, delete_us, purge_us, revision, keep_last"
+    " expire_us, create_us, update_us, delete_us, purge_us, revision, keep_last, standbys, migration,"
+    " migration_target, takeovers, takeover_head"
 )
+NO_MIGRATION: Final = "migration = '', migration_target = ''"
+"""Assignments of a row whose owner gave no word that it may go."""
 _BY_NAME: Final = "WHERE workflow = ? AND session = ?"
 
 
@@ -81,7 +84,7 @@ def insert(tx: Tx, new: NewSession, birth: Birth) -> SessionRow:
         raise AlreadyExistsError(str(name))
     branch = add_branch(tx, name.workflow, birth.parent_branch, chain.position)
     tx.run(
-        f"INSERT INTO sessions ({_COLUMNS}) VALUES ({', '.join('?' * 28)})",
+        f"INSERT INTO sessions ({_COLUMNS}) VALUES ({', '.join('?' * 33)})",
         name.workflow,
         name.session,
         branch,
@@ -110,6 +113,11 @@ def insert(tx: Tx, new: NewSession, birth: Birth) -> SessionRow:
         None,
         1,
         new.policy.keep_last,
+        new.standbys,
+        "",
+        "",
+        0,
+        0,
     )
     return load(tx, name).row
 
@@ -150,21 +158,24 @@ def update(
     labels: dict[str, str] | None,
     policy: CheckpointPolicy | None,
     expire_us: int | None,
+    standbys: int | None,
 ) -> SessionRow:
     """Catalog.update_session."""
     row = live(tx, name).row
     if revision is not None and revision != row.revision:
         raise EtagMismatchError(str(name), str(row.revision))
     policy = policy or row.policy
-    return _change(
+    return change(
         tx,
         name,
-        "labels = ?, every_tokens = ?, on_turn_end = ?, keep_last = ?, expire_us = ?, revision = revision + 1",
+        "labels = ?, every_tokens = ?, on_turn_end = ?, keep_last = ?, expire_us = ?, standbys = ?,"
+        " revision = revision + 1",
         dump(row.labels if labels is None else labels),
         policy.every_tokens,
         int(policy.on_turn_end),
         policy.keep_last,
         row.expire_us if expire_us is None else expire_us,
+        row.standbys if standbys is None else standbys,
     )
 
 
@@ -182,11 +193,11 @@ def delete(tx: Tx, name: SessionName, purge_us: int, request: RequestKey | None)
             name.session,
             stored.open_generation,
         )
-    row = _change(
+    row = change(
         tx,
         name,
         "state = 'DELETED', state_reason = '', owner = '', epoch = epoch + 1, open_generation = NULL,"
-        " delete_us = ?, purge_us = ?, revision = revision + 1",
+        f" delete_us = ?, purge_us = ?, revision = revision + 1, {NO_MIGRATION}",
         tx.now_us,
         purge_us,
     )
@@ -200,7 +211,7 @@ def undelete(tx: Tx, name: SessionName) -> SessionRow:
     workflows.get(tx, name.workflow)
     if row.state is not SessionState.DELETED:
         raise PreconditionError(f"{name} is not deleted")
-    return _change(tx, name, "state = 'PAUSED', delete_us = NULL, purge_us = NULL, revision = revision + 1")
+    return change(tx, name, "state = 'PAUSED', delete_us = NULL, purge_us = NULL, revision = revision + 1")
 
 
 def acquire(tx: Tx, name: SessionName, incarnation: str, expected_epoch: int, request: RequestKey | None) -> SessionRow:
@@ -208,8 +219,16 @@ def acquire(tx: Tx, name: SessionName, incarnation: str, expected_epoch: int, re
     answer = requests.find(tx, request, "acquire")
     if answer is not None:
         return session_from_value(answer)
-    check_epoch(name, expected_epoch, live(tx, name).row.epoch)
-    row = _change(tx, name, "owner = ?, epoch = epoch + 1, state = 'ACTIVE', state_reason = ''", incarnation)
+    current = live(tx, name).row
+    check_epoch(name, expected_epoch, current.epoch)
+    row = change(
+        tx,
+        name,
+        "owner = ?, epoch = epoch + 1, state = 'ACTIVE', state_reason = '', takeovers = ?, takeover_head = ?,"
+        f" {NO_MIGRATION}",
+        incarnation,
+        *count_takeover(current, incarnation),
+    )
     requests.store(tx, request, "acquire", session_to_value(row))
     return row
 
@@ -224,18 +243,33 @@ def release(
     check_epoch(name, epoch, live(tx, name).row.epoch)
     if state is SessionState.DELETED:
         raise PreconditionError("a session is deleted by delete_session only")
-    row = _change(tx, name, "owner = '', state = ?, state_reason = ?", state.value, reason)
+    row = change(
+        tx, name, f"owner = '', state = ?, state_reason = ?, takeovers = 0, {NO_MIGRATION}", state.value, reason
+    )
     requests.store(tx, request, "release", session_to_value(row))
+    return row
+
+
+def release_quarantine(tx: Tx, name: SessionName, request: RequestKey | None) -> SessionRow:
+    """Catalog.release_quarantine."""
+    answer = requests.find(tx, request, "release_quarantine")
+    if answer is not None:
+        return session_from_value(answer)
+    if live(tx, name).row.state is not SessionState.QUARANTINED:
+        raise PreconditionError(f"{name} is not quarantined")
+    row = change(tx, name, f"owner = '', state = 'ACTIVE', state_reason = '', takeovers = 0, {NO_MIGRATION}")
+    requests.store(tx, request, "release_quarantine", session_to_value(row))
     return row
 
 
 def note_numerics(tx: Tx, name: SessionName, epoch: int, numerics_ids: tuple[str, ...], exact: bool) -> SessionRow:
     """Catalog.note_numerics."""
     check_epoch(name, epoch, live(tx, name).row.epoch)
-    return _change(tx, name, "numerics_ids = ?, exact = ?", dump(list(numerics_ids)), int(exact))
+    return change(tx, name, "numerics_ids = ?, exact = ?", dump(list(numerics_ids)), int(exact))
 
 
-def _change(tx: Tx, name: SessionName, assignments: str, *values: Any) -> SessionRow:
+def change(tx: Tx, name: SessionName, assignments: str, *values: Any) -> SessionRow:
+    """Assign columns of a session's row, beside `update_us`."""
     pending.settle(tx, name)
     tx.run(
         f"UPDATE sessions SET {assignments}, update_us = ? {_BY_NAME}", *values, tx.now_us, name.workflow, name.session
@@ -258,8 +292,9 @@ def _stored(tx: Tx, row: tuple[Any, ...]) -> StoredSession:
         rewound_from,
         open_generation,
     ) = row[:12]
-    (parent, fork_position, seed, every_tokens, on_turn_end, labels, transient, exact, numerics_ids, *times) = row[12:]
-    expire_us, create_us, update_us, delete_us, purge_us, revision, keep_last = times
+    parent, fork_position, seed, every_tokens, on_turn_end, labels, transient, exact, numerics_ids = row[12:21]
+    expire_us, create_us, update_us, delete_us, purge_us, revision, keep_last, standbys = row[21:29]
+    migration, migration_target, takeovers, takeover_head = row[29:]
     chain = HashChain(head, grid_hash, tail)
     waiting = pending.find(tx, SessionName(workflow, session)) if open_generation is not None else None
     if waiting is not None:
@@ -287,5 +322,10 @@ def _stored(tx: Tx, row: tuple[Any, ...]) -> StoredSession:
         delete_us=delete_us,
         purge_us=purge_us,
         revision=revision,
+        standbys=standbys,
+        migration=migration,
+        migration_target=migration_target,
+        takeovers=takeovers,
+        takeover_head=takeover_head,
     )
     return StoredSession(public, branch, chain, rewound_from, open_generation, waiting)

@@ -9,7 +9,7 @@ from forkpoint.statestore.rowjson import dump, workflow_from_value, workflow_to_
 from forkpoint.statestore.sqlite import requests
 from forkpoint.statestore.sqlite.tx import Tx
 
-_COLUMNS: Final = "workflow, labels, create_us, update_us, delete_us, revision"
+_COLUMNS: Final = "workflow, labels, create_us, update_us, delete_us, revision, standbys"
 
 
 def create(tx: Tx, row: WorkflowRow, request: RequestKey | None) -> WorkflowRow:
@@ -20,11 +20,12 @@ def create(tx: Tx, row: WorkflowRow, request: RequestKey | None) -> WorkflowRow:
     if tx.one("SELECT 1 FROM workflows WHERE workflow = ?", row.workflow):
         raise AlreadyExistsError(f"workflows/{row.workflow}")
     tx.run(
-        f"INSERT INTO workflows ({_COLUMNS}) VALUES (?, ?, ?, ?, NULL, 1)",
+        f"INSERT INTO workflows ({_COLUMNS}) VALUES (?, ?, ?, ?, NULL, 1, ?)",
         row.workflow,
         dump(row.labels),
         tx.now_us,
         tx.now_us,
+        row.standbys,
     )
     created = get(tx, row.workflow)
     requests.store(tx, request, "create_workflow", workflow_to_value(created))
@@ -45,14 +46,17 @@ def list_some(tx: Tx, after: str, limit: int) -> list[WorkflowRow]:
     return [_row(row) for row in tx.rows(sql, after, limit)]
 
 
-def update(tx: Tx, workflow: str, labels: dict[str, str], revision: int | None) -> WorkflowRow:
+def update(
+    tx: Tx, workflow: str, labels: dict[str, str] | None, revision: int | None, standbys: int | None
+) -> WorkflowRow:
     """Catalog.update_workflow."""
     current = get(tx, workflow)
     if revision is not None and revision != current.revision:
         raise EtagMismatchError(f"workflows/{workflow}", str(current.revision))
     tx.run(
-        "UPDATE workflows SET labels = ?, update_us = ?, revision = revision + 1 WHERE workflow = ?",
-        dump(labels),
+        "UPDATE workflows SET labels = ?, standbys = ?, update_us = ?, revision = revision + 1 WHERE workflow = ?",
+        dump(current.labels if labels is None else labels),
+        current.standbys if standbys is None else standbys,
         tx.now_us,
         workflow,
     )
@@ -74,5 +78,5 @@ def delete(tx: Tx, workflow: str) -> None:
 
 
 def _row(row: tuple[Any, ...]) -> WorkflowRow:
-    workflow, labels, create_us, update_us, delete_us, revision = row
-    return WorkflowRow(workflow, json.loads(labels), create_us, update_us, delete_us, revision)
+    workflow, labels, create_us, update_us, delete_us, revision, standbys = row
+    return WorkflowRow(workflow, json.loads(labels), create_us, update_us, delete_us, revision, standbys)

@@ -79,7 +79,7 @@ async def test_a_store_of_version_1_gets_the_tables_of_a_new_one(stored: Path, t
 async def test_a_tool_opens_a_store_of_version_1_by_the_marker_that_it_reads(stored: Path) -> None:
     found = read_marker(f"sqlite://{stored}")
     assert found == MARKER
-    assert found.schema_version == SCHEMA_VERSION == 2
+    assert found.schema_version == SCHEMA_VERSION == 3
 
 
 async def test_another_models_store_of_version_1_is_refused_and_left_alone(stored: Path) -> None:
@@ -94,9 +94,9 @@ async def test_another_models_store_of_version_1_is_refused_and_left_alone(store
 
 
 async def test_an_upgrade_that_fails_half_way_leaves_version_1(stored: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    broken = schema.FROM_VERSION_1.replace("DROP TABLE manifests_of_version_1", "DROP TABLE no_such_table")
+    broken = schema.UPGRADES[1].replace("DROP TABLE manifests_of_version_1", "DROP TABLE no_such_table")
     with monkeypatch.context() as patch:
-        patch.setattr(marker, "FROM_VERSION_1", broken)
+        patch.setitem(schema.UPGRADES, 1, broken)
         with pytest.raises(Exception, match="no_such_table"):
             await opened(stored)
     found = marker.read_marker(stored)
@@ -110,9 +110,9 @@ async def test_an_upgrade_that_fails_half_way_leaves_version_1(stored: Path, mon
 async def test_a_store_of_a_version_to_come_is_refused(stored: Path) -> None:
     await (await opened(stored)).close()
     db = apsw.Connection(str(stored))
-    db.execute("UPDATE meta SET value = ? WHERE key = 'schema_version'", (b"3",))
+    db.execute("UPDATE meta SET value = ? WHERE key = 'schema_version'", (b"4",))
     db.close()
     catalog = SqliteCatalog(stored, ManualClock())
-    with pytest.raises(StateIncompatibleError, match="schema version: the store holds 3, this process has 2"):
+    with pytest.raises(StateIncompatibleError, match="schema version: the store holds 4, this process has 3"):
         await catalog.open(MARKER)
     await catalog.close()
