@@ -7,8 +7,7 @@ and returns a list of Backend values. The tests use nothing but the two ports.
 import importlib
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from forkpoint.clock import Clock
@@ -24,6 +23,7 @@ from forkpoint.statestore.wrappers.faults import FaultInjectingBlobs, FaultRates
 from forkpoint.statestore.wrappers.limit import LimitedBlobs
 from forkpoint.statestore.wrappers.meter import MeteredBlobs
 from forkpoint.statestore.wrappers.retry import Backoff, RetryingBlobs
+from tests.conformance.losing import RepeatingCatalog
 from tests.support.redis_servers import PRODUCTS, binary
 from tests.support.redis_stores import redis_blobs, redis_catalog
 
@@ -58,15 +58,26 @@ def _missing(label: str) -> str:
     return "" if binary(product) else f"{product}'s server is not installed"
 
 
-def _faulty(label: str, blobs: Callable[[Path], BlobStore], persistent: bool = True, missing: str = "") -> Backend:
-    """Blobs whose calls fail now and then behind a wrapper that makes them again. None loses its answer: a put that is
-    made again can't tell whether the blob that it finds is its own."""
+def faulty(backend: Backend) -> Backend:
+    """The same behind faults, and behind whoever makes calls again that failed. A catalog's also lose their answers;
+    a blob store's don't: a put that is made again can't tell whether the blob that it finds is its own."""
+    inner_catalog, inner_blobs = backend.catalog, backend.blobs
 
-    def make(folder: Path) -> BlobStore:
-        faults = FaultInjectingBlobs(blobs(folder), FaultRates(before=0.3), seed=1)
+    def catalog(folder: Path, clock: Clock) -> Catalog:
+        assert inner_catalog is not None
+        return RepeatingCatalog.over(inner_catalog(folder, clock))
+
+    def blobs(folder: Path) -> BlobStore:
+        assert inner_blobs is not None
+        faults = FaultInjectingBlobs(inner_blobs(folder), FaultRates(before=0.3), seed=1)
         return RetryingBlobs(faults, Backoff(tries=20, first_seconds=0.0))
 
-    return Backend(f"{label}+faults", None, make, persistent=persistent, missing=missing)
+    return replace(
+        backend,
+        label=f"{backend.label}+faults",
+        catalog=catalog if inner_catalog else None,
+        blobs=blobs if inner_blobs else None,
+    )
 
 
 def _tiers(folder: Path) -> BlobStore:
@@ -82,16 +93,13 @@ def _tiers(folder: Path) -> BlobStore:
 
 def backends() -> list[Backend]:
     """Ours, and those that the environment names."""
-    found = [
+    alone = [
         Backend("memory", lambda folder, clock: MemoryCatalog(clock), lambda folder: MemoryBlobs(), persistent=False),
         Backend("sqlite", lambda folder, clock: SqliteCatalog(folder / "catalog.db", clock)),
         Backend("file", None, lambda folder: FileBlobs(folder / "blobs")),
-        *(_redis(label) for label in (*PRODUCTS, "valkey-cluster")),
-        _faulty("memory", lambda folder: MemoryBlobs(), persistent=False),
-        _faulty("file", lambda folder: FileBlobs(folder / "blobs")),
-        *(_faulty(label, partial(redis_blobs, label), missing=_missing(label)) for label in PRODUCTS),
-        Backend("tiers", None, _tiers),
+        *map(_redis, PRODUCTS),
     ]
+    found = [*alone, *map(faulty, alone), _redis("valkey-cluster"), Backend("tiers", None, _tiers)]
     for entry in filter(None, os.environ.get("FORKPOINT_CONFORMANCE", "").split(",")):
         module, _, function = entry.partition(":")
         found.extend(getattr(importlib.import_module(module), function)())
