@@ -1,5 +1,6 @@
 """Backends by URL: memory://, sqlite:///path, file:///path, redis://host (statestore/redis/url.py)."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Protocol, runtime_checkable
@@ -15,6 +16,7 @@ from forkpoint.statestore.redis.url import SCHEMES, parse_redis_url
 from forkpoint.statestore.sqlite.catalog import SqliteCatalog
 from forkpoint.statestore.sqlite.marker import read_marker as read_sqlite_marker
 from forkpoint.statestore.stack import DEFAULT_NAMESPACE, open_stack, parse_blobs
+from forkpoint.statestore.tiers import BlobSource
 
 
 @runtime_checkable
@@ -43,11 +45,11 @@ def open_catalog(url: str, clock: Clock | None = None) -> Catalog:
     raise ConfigError("catalog", shown_url(url), f"no such catalog: {scheme!r}; use {known}")
 
 
-def open_blobs(setting: str, namespace: str = DEFAULT_NAMESPACE) -> BlobStore:
+def open_blobs(setting: str, namespace: str = DEFAULT_NAMESPACE, sources: Sequence[BlobSource] = ()) -> BlobStore:
     """The blob store of a URL, or the tiers of several (statestore/stack.py), folders made when missing;
-    `await blobs.open()` comes next. `namespace`: the catalog's, for places that many share. Raises ConfigError,
-    StoreUnavailableError."""
-    return open_stack(setting, namespace=namespace)
+    `await blobs.open()` comes next. `namespace`: the catalog's, for places that many share. `sources`: asked for what
+    no tier has. Raises ConfigError, StoreUnavailableError."""
+    return open_stack(setting, sources, namespace=namespace)
 
 
 def blob_folders(setting: str) -> list[Path]:

@@ -15,13 +15,12 @@ from enum import Enum
 from typing import Final, Protocol, TypeVar
 
 from forkpoint.clock import Clock, SystemClock
-from forkpoint.errors import BlobDamagedError, BlobMissingError, ForkpointError, StoreUnavailableError
+from forkpoint.errors import BlobMissingError, ForkpointError, StoreUnavailableError
 from forkpoint.statestore.blobs import BlobStore, Buffer, joined
-from forkpoint.statestore.codec import decode
 from forkpoint.statestore.promote import Promoter
 from forkpoint.statestore.records import Durability
 from forkpoint.statestore.rest import Rest
-from forkpoint.statestore.threads import CODEC_THREADS, run_in
+from forkpoint.statestore.whole import is_whole
 from forkpoint.statestore.wrappers.forward import innermost
 
 T = TypeVar("T")
@@ -266,14 +265,6 @@ class TieredBlobs:
         """Bring a frame into tiers behind the call. One that came from elsewhere is verified first: damage must not
         spread, and a copy of it would hide the whole one behind it."""
 
-        async def is_whole() -> bool:
-            try:
-                await run_in(CODEC_THREADS, lambda: decode(digest, frame))
-            except BlobDamagedError as error:
-                log.warning("it is not brought into other tiers: %s", error)
-                return False
-            return True
-
         async def bring(tier: Tier) -> None:
             if tier.role is Role.CACHE:
                 await self._try_cache(tier, lambda: tier.blobs.put(digest, frame))
@@ -284,7 +275,7 @@ class TieredBlobs:
                 log.warning("blob %s was not brought into %s: %s", digest, tier.label, error)
 
         async def bring_all() -> None:
-            if trusted or await is_whole():
+            if trusted or await is_whole(digest, frame):
                 for tier in tiers:
                     await bring(tier)
 

@@ -47,7 +47,7 @@ def _below(prefix: str, text: str) -> str:
 
 
 HONOURED: Final[dict[str, frozenset[str]]] = {
-    f"forkpoint.v1.{name}": _paths(text)
+    name if "." in name else f"forkpoint.v1.{name}": _paths(text)
     for name, text in {
         # sessions
         "CreateSessionRequest": "parent session_id request_id seed "
@@ -106,6 +106,9 @@ HONOURED: Final[dict[str, frozenset[str]]] = {
         "ListNodesRequest": "page_size page_token",
         "GetNodeRequest": "name",
         "CollectGarbageRequest": "dry_run",
+        # other nodes
+        "forkpoint.internal.v1.HasBlobsRequest": "digests",
+        "forkpoint.internal.v1.FetchBlobRequest": "digest",
     }.items()
 }
 

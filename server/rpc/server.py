@@ -8,6 +8,7 @@ from grpc_reflection.v1alpha import reflection, reflection_pb2
 
 from forkpoint.clock import Clock
 from forkpoint.limits import HEARTBEAT_SECONDS, MESSAGE_BYTES_MAX, STREAM_AGE_SECONDS_DEFAULT
+from forkpoint.proto.forkpoint.internal.v1 import peer_pb2_grpc
 from forkpoint.proto.forkpoint.v1 import (
     admin_pb2,
     admin_pb2_grpc,
@@ -20,8 +21,10 @@ from forkpoint.proto.forkpoint.v1 import (
 )
 from forkpoint.server.rpc import health
 from forkpoint.server.rpc.admin import Admin
+from forkpoint.server.rpc.blobs import BlobDesk, NodeTier
 from forkpoint.server.rpc.checkpoints import Checkpoints
 from forkpoint.server.rpc.guard import Guard
+from forkpoint.server.rpc.peer import Peer
 from forkpoint.server.rpc.served import Served
 from forkpoint.server.rpc.sessions import Sessions
 from forkpoint.server.rpc.stream import Drain
@@ -72,13 +75,14 @@ class RpcServer:
             raise OSError(f"can't listen on {address}")
         return port
 
-    def attach(self, node: SessionNode, served: Served, clock: Clock) -> None:
-        """Add the services."""
+    def attach(self, node: SessionNode, served: Served, clock: Clock, tiers: Sequence[NodeTier] = ()) -> None:
+        """Add the services. `tiers`: the blobs that other nodes can have of this one alone."""
         server = self._server
         session_service_pb2_grpc.add_SessionServiceServicer_to_server(Sessions(node, served, clock), server)
         checkpoint_pb2_grpc.add_CheckpointServiceServicer_to_server(Checkpoints(node, clock), server)
         workflow_pb2_grpc.add_WorkflowServiceServicer_to_server(Workflows(node, clock), server)
         admin_pb2_grpc.add_AdminServiceServicer_to_server(Admin(node, clock), server)
+        peer_pb2_grpc.add_PeerServiceServicer_to_server(Peer(BlobDesk(tiers)), server)
         server.add_generic_rpc_handlers((self.health.handler(),))
         _add_reflection(server)
 

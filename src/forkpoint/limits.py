@@ -75,13 +75,26 @@ LEASE_RENEW_SECONDS: Final = 1.0
 LEASE_TTL_SECONDS: Final = 3.0
 """A lease whose counter stands still for this long, on the observer's own clock, is expired."""
 LEASE_SKEW_SECONDS: Final = 0.5
+PEER_CONNECT_SECONDS: Final = 2.0
+"""To open a connection to another node, before it counts as out of reach."""
+PEER_IDLE_SECONDS: Final = 60.0
+"""A connection to another node that nobody used for so long is closed."""
 SHUTDOWN_SECONDS: Final = 10.0
 """SIGTERM to exit."""
+
+PEER_FRAME_BYTES_MAX: Final = 1024 * 1024
+"""A blob goes from node to node in pieces of this size, so that calls on the same connection get their turn."""
+PEER_BLOB_BYTES_MAX: Final = 256 * 1024 * 1024 + 4096
+"""A blob of a peer is taken into memory up to this: the largest blob there is, with its header."""
+PEER_ASK_DIGESTS_MAX: Final = 4096
+"""Digests of one question to a peer: 140 KB."""
 
 assert PAGE_TOKENS % TILE_TOKENS == 0
 assert SPLIT_TOKENS % PAGE_TOKENS == 0
 assert CHECKPOINT_EVERY_TOKENS_DEFAULT % TILE_TOKENS == 0
 assert 2 * PAGE_BYTES_MAX <= MESSAGE_BYTES_MAX
+assert 2 * PEER_FRAME_BYTES_MAX <= MESSAGE_BYTES_MAX
+assert 40 * PEER_ASK_DIGESTS_MAX < MESSAGE_BYTES_MAX
 assert 3 * max(APPEND_TEXT_BYTES_MAX, INPUT_TOKENS_MAX) < MESSAGE_BYTES_MAX, "an id below 2^21 is three bytes"
 assert CHECKPOINTS_KEPT_MIN <= CHECKPOINTS_KEPT_DEFAULT <= CHECKPOINTS_KEPT_MAX
 assert LADDER_STEP_TOKENS_DEFAULT % TILE_TOKENS == 0
