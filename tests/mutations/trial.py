@@ -5,14 +5,17 @@ import subprocess
 import sys
 import time
 from dataclasses import dataclass
+from typing import Final
 
 import pytest
 
 from tests.mutations.importing import ROOT
 from tests.mutations.mutation import Mutation
 
-SECONDS_MAX = 900.0
-"""A mistake may make a test hang: that is noticed too."""
+SECONDS_MAX: Final = 900.0
+"""A mistake may make a test hang. That counts as not caught: a test must fail and say why."""
+HANGS: Final = -1
+"""Stands for the exit code of a process that had to be ended."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +43,7 @@ def attempt(mutation: Mutation, well: bool = False) -> Trial:
             command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False, timeout=SECONDS_MAX
         )
     except subprocess.TimeoutExpired:
-        return Trial(mutation, int(pytest.ExitCode.TESTS_FAILED), time.perf_counter() - began, "the test hangs")
+        return Trial(mutation, HANGS, time.perf_counter() - began, "the test hangs")
     lines = done.stdout.splitlines()
     failures = [line for line in lines if line.startswith(("FAILED", "ERROR"))] or lines[-1:]
     problem = "\n".join((*failures[:1], *(done.stderr.splitlines()[-1:] if done.returncode > 1 else ())))

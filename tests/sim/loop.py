@@ -23,6 +23,11 @@ Ts = TypeVarTuple("Ts")
 
 EXECUTOR_SECONDS = (0.0002, 0.003)
 """How long a call in an executor takes, at least and at most."""
+TIMER_SECONDS = 1e-6
+"""The shortest that a timer takes: no clock is finer, and time would stand still for who asks again and again for less
+than a float can tell."""
+ROUNDS_MAX = 200_000
+"""Of one run. What a sound one needs is a few thousand; one that has more goes round without getting anywhere."""
 
 
 class StuckError(AssertionError):
@@ -47,7 +52,8 @@ class SimLoop(asyncio.AbstractEventLoop):
 
     # --- running -----------------------------------------------------------------------------------------------
     def run(self, work: Coroutine[Any, Any, T], seconds: float) -> T:
-        """Run to the end of `work`. Raises StuckError when that takes more than `seconds` of virtual time."""
+        """Run to the end of `work`. Raises StuckError when that takes more than `seconds` of virtual time, or when the
+        loop has gone round ROUNDS_MAX times in all its runs."""
         deadline = self._now + seconds
         hooks = sys.get_asyncgen_hooks()
         sys.set_asyncgen_hooks(finalizer=self._finalise)
@@ -66,6 +72,8 @@ class SimLoop(asyncio.AbstractEventLoop):
     def _round(self, deadline: float) -> None:
         """Run what is ready; what that makes ready runs in the next round."""
         self.rounds += 1
+        if self.rounds > ROUNDS_MAX:
+            raise StuckError(f"not done after {ROUNDS_MAX} rounds, at {self._now:.3f} virtual seconds")
         if not self._ready:
             while self._timers and self._timers[0][2].cancelled():
                 heapq.heappop(self._timers)
@@ -145,7 +153,8 @@ class SimLoop(asyncio.AbstractEventLoop):
     def call_later(
         self, delay: float, callback: Callable[[Unpack[Ts]], object], *args: *Ts, context: Context | None = None
     ) -> asyncio.TimerHandle:
-        return self.call_at(self._now + delay, callback, *args, context=context)
+        when = self._now + max(delay, TIMER_SECONDS) if delay > 0 else self._now
+        return self.call_at(when, callback, *args, context=context)
 
     def call_at(
         self, when: float, callback: Callable[[Unpack[Ts]], object], *args: *Ts, context: Context | None = None

@@ -58,17 +58,35 @@ def test_time_is_virtual_and_passes_only_while_all_wait() -> None:
     assert loop().run(story(), 10_000) == [3610.0]
 
 
-def test_a_run_that_hangs_ends() -> None:
+def test_a_run_that_hangs_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     async def forever() -> None:
         await asyncio.Event().wait()
 
     async def long() -> None:
         await asyncio.sleep(100)
 
+    async def busy() -> None:
+        while True:
+            await asyncio.sleep(0)
+
     with pytest.raises(StuckError, match="everything waits"):
         loop().run(forever(), 10)
-    with pytest.raises(StuckError, match="not done after 10"):
+    with pytest.raises(StuckError, match=r"not done after 10\.0 virtual seconds"):
         loop().run(long(), 10)
+    monkeypatch.setattr("tests.sim.loop.ROUNDS_MAX", 1000)
+    with pytest.raises(StuckError, match="not done after 1000 rounds"):
+        loop().run(busy(), 10)
+
+
+def test_who_asks_for_less_time_than_a_clock_can_tell_gets_on() -> None:
+    async def story() -> float:
+        now = asyncio.get_running_loop().time
+        await asyncio.sleep(50)
+        for _ in range(100):
+            await asyncio.sleep(1e-18)
+        return now()
+
+    assert loop().run(story(), 100) > 50
 
 
 def test_tasks_take_turns_by_the_seed_and_other_callbacks_do_not() -> None:
