@@ -29,6 +29,7 @@ from forkpoint.statestore.records import (
     ManifestRow,
     NewSession,
     NodeRow,
+    NodeStatus,
     Pin,
     RequestKey,
     ScannedManifest,
@@ -44,6 +45,7 @@ from forkpoint.statestore.redis import (
     generations,
     log,
     manifests,
+    migrations,
     nodes,
     requests,
     selfcheck,
@@ -132,8 +134,8 @@ class RedisCatalog:
     async def register_node(self, node: NodeRow) -> None:
         await self._run(nodes.register, node)
 
-    async def renew_lease(self, incarnation: str) -> int:
-        return await self._run(nodes.renew, incarnation)
+    async def renew_lease(self, incarnation: str, status: NodeStatus | None = None) -> int:
+        return await self._run(nodes.renew, incarnation, status)
 
     async def remove_node(self, incarnation: str) -> None:
         await self._run(nodes.remove, incarnation)
@@ -151,8 +153,10 @@ class RedisCatalog:
     async def list_workflows(self, after: str, limit: int) -> list[WorkflowRow]:
         return await self._run(workflows.list_some, after, limit)
 
-    async def update_workflow(self, workflow: str, labels: dict[str, str], revision: int | None) -> WorkflowRow:
-        return await self._run(workflows.update, workflow, labels, revision)
+    async def update_workflow(
+        self, workflow: str, labels: dict[str, str] | None, revision: int | None, standbys: int | None = None
+    ) -> WorkflowRow:
+        return await self._run(workflows.update, workflow, labels, revision, standbys)
 
     async def delete_workflow(self, workflow: str) -> None:
         await self._run(workflows.delete, workflow)
@@ -179,8 +183,9 @@ class RedisCatalog:
         labels: dict[str, str] | None = None,
         policy: CheckpointPolicy | None = None,
         expire_us: int | None = None,
+        standbys: int | None = None,
     ) -> SessionRow:
-        return await self._run(sessions.update, name, revision, labels, policy, expire_us)
+        return await self._run(sessions.update, name, revision, labels, policy, expire_us, standbys)
 
     async def delete_session(self, name: SessionName, purge_us: int, request: RequestKey | None = None) -> SessionRow:
         return await self._run(sessions.delete, name, purge_us, request)
@@ -198,10 +203,25 @@ class RedisCatalog:
     ) -> SessionRow:
         return await self._run(sessions.release, name, epoch, state, reason, request)
 
+    async def release_quarantine(self, name: SessionName, request: RequestKey | None = None) -> SessionRow:
+        return await self._run(sessions.release_quarantine, name, request)
+
     async def note_numerics(
         self, name: SessionName, epoch: int, numerics_ids: tuple[str, ...], exact: bool
     ) -> SessionRow:
         return await self._run(sessions.note_numerics, name, epoch, numerics_ids, exact)
+
+    # --- migrations --------------------------------------------------------------------------------------------
+    async def begin_migration(self, name: SessionName, epoch: int, migration: str, target: str) -> SessionRow:
+        return await self._run(migrations.begin, name, epoch, migration, target)
+
+    async def end_migration(self, name: SessionName, epoch: int, migration: str) -> SessionRow:
+        return await self._run(migrations.end, name, epoch, migration)
+
+    async def cut_over(
+        self, name: SessionName, epoch: int, migration: str, incarnation: str, head: int, head_hash: bytes
+    ) -> SessionRow:
+        return await self._run(migrations.cut_over, name, epoch, migration, incarnation, head, head_hash)
 
     # --- log and generations -----------------------------------------------------------------------------------
     async def append(self, append: AppendTokens) -> AppendOutcome:

@@ -22,7 +22,7 @@ from forkpoint.statestore.records import (
     SessionState,
     WorkflowRow,
 )
-from forkpoint.statestore.rowjson import dump, params_from_json
+from forkpoint.statestore.rowjson import dump, params_from_json, status_from_json
 
 Fields = Mapping[str, bytes]
 
@@ -66,6 +66,7 @@ def workflow_of(workflow: str, fields: Fields) -> WorkflowRow:
         int(fields["update"]),
         _number(fields, "delete"),
         int(fields["revision"]),
+        int(fields.get("standbys", 0)),
     )
 
 
@@ -76,6 +77,7 @@ def session_fields(new: NewSession) -> list[bytes | str | int]:
         labels=dump(new.labels),
         transient=int(new.transient),
         expire=new.expire_us,
+        standbys=new.standbys,
         exact=1,
         numerics=dump([]),
         **policy_fields(new.policy),
@@ -123,6 +125,11 @@ def _session_of(name: SessionName, fields: Fields) -> StoredSession:
         delete_us=_number(fields, "delete"),
         purge_us=_number(fields, "purge"),
         revision=int(fields["revision"]),
+        standbys=int(fields.get("standbys", 0)),
+        migration=fields.get("migration", b"").decode(),
+        migration_target=fields.get("target", b"").decode(),
+        takeovers=int(fields.get("takeovers", 0)),
+        takeover_head=int(fields.get("takeover_head", 0)),
     )
     return StoredSession(row, chain, None if generation is None else generation.decode())
 
@@ -168,6 +175,7 @@ def node_of(incarnation: str, fields: Fields) -> NodeRow:
         fields["numerics"].decode(),
         int(fields["counter"]),
         fields["lock"].decode(),
+        status_from_json(fields.get("status", b"{}")),
     )
 
 

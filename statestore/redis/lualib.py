@@ -17,6 +17,7 @@ FILES: Final = (
     "open",
     "log",
     "forks",
+    "migrations",
     "reads",
     "checkpoints",
     "store",

@@ -1,5 +1,8 @@
 """The store's marker."""
 
+from dataclasses import replace
+from typing import Final
+
 from forkpoint.errors import StateIncompatibleError
 from forkpoint.statestore.records import SCHEMA_VERSION, StoreMarker
 from forkpoint.statestore.redis.access import Access
@@ -9,9 +12,13 @@ from forkpoint.statestore.redis.keys import KeySpace
 from forkpoint.statestore.redis.url import RedisUrl
 from forkpoint.statestore.rules import check_marker
 
+OLDER: Final = (2,)
+"""Versions whose stores lack nothing but what a row may lack."""
+
 
 async def open_store(access: Access, ours: StoreMarker) -> None:
-    """Make the store for `ours` when there is none. Raises StateIncompatibleError when it is for another marker."""
+    """Make the store for `ours` when there is none; one of an older version becomes one of this one, unless it is
+    another model's. Raises StateIncompatibleError when it is for another marker."""
     if ours.schema_version != SCHEMA_VERSION:
         raise StateIncompatibleError("schema version", str(SCHEMA_VERSION), str(ours.schema_version))
     fields = flat_of(
@@ -23,7 +30,12 @@ async def open_store(access: Access, ours: StoreMarker) -> None:
     flat = await access.functions.look(access.keys.store, "HGETALL", f"{access.keys.store}:marker")
     if not flat:
         flat = (await access.functions.write(access.keys.store, "open_store", None, *fields)).value
-    check_marker(_marker(fields_of(flat)), ours)
+    stored = _marker(fields_of(flat))
+    if stored.schema_version in OLDER and replace(stored, schema_version=SCHEMA_VERSION) == ours:
+        versions = (stored.schema_version, SCHEMA_VERSION)
+        flat = (await access.functions.write(access.keys.store, "upgrade_store", None, *versions)).value
+        stored = _marker(fields_of(flat))
+    check_marker(stored, ours)
 
 
 async def read_marker(url: RedisUrl) -> StoreMarker | None:

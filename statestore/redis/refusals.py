@@ -12,6 +12,7 @@ from forkpoint.errors import (
     StaleEpochError,
 )
 from forkpoint.ids import SessionName
+from forkpoint.move_errors import MigrationEndedError, MigrationUnderwayError
 from forkpoint.statestore.redis.functions import Refusal
 
 
@@ -51,6 +52,12 @@ def session_error(refusal: Refusal, name: SessionName, epoch: int = 0) -> Forkpo
             return PositionBeyondHeadError(str(name), refusal.number(0), refusal.number(1))
         case "NOT_DELETED":
             return PreconditionError(f"{name} is not deleted")
+        case "NOT_QUARANTINED":
+            return PreconditionError(f"{name} is not quarantined")
+        case "UNDER_WAY":
+            return MigrationUnderwayError(str(name), refusal.text(0), refusal.text(1))
+        case "MIGRATION_ENDED":
+            return MigrationEndedError(str(name), refusal.text(0))
         case "LOG_GOES_ON":
             return log_goes_on(name, refusal.number(0))
     raise refusal

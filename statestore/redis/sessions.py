@@ -150,11 +150,13 @@ async def update(
     labels: dict[str, str] | None,
     policy: CheckpointPolicy | None,
     expire_us: int | None,
+    standbys: int | None,
 ) -> SessionRow:
     """Catalog.update_session."""
     fields = flat_of(
         labels=None if labels is None else dump(labels),
         expire=expire_us,
+        standbys=standbys,
         **({} if policy is None else policy_fields(policy)),
     )
     row, _ = await change(access, "update_session", name, None, "" if revision is None else revision, *fields)
@@ -185,8 +187,13 @@ async def release(
     """Catalog.release."""
     if state is SessionState.DELETED:
         raise PreconditionError("a session is deleted by delete_session only")
-    fields = flat_of(owner="", state=state.value, reason=reason)
+    fields = flat_of(owner="", state=state.value, reason=reason, takeovers=0)
     return (await change(access, "release", name, request, epoch, *fields, epoch=epoch))[0]
+
+
+async def release_quarantine(access: Access, name: SessionName, request: RequestKey | None) -> SessionRow:
+    """Catalog.release_quarantine."""
+    return (await change(access, "release_quarantine", name, request))[0]
 
 
 async def note_numerics(

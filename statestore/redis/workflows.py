@@ -8,7 +8,7 @@ from forkpoint.errors import NotFoundError
 from forkpoint.statestore.records import RequestKey, WorkflowRow
 from forkpoint.statestore.redis.access import Access
 from forkpoint.statestore.redis.functions import Refusal
-from forkpoint.statestore.redis.hashes import fields_of, workflow_of
+from forkpoint.statestore.redis.hashes import fields_of, flat_of, workflow_of
 from forkpoint.statestore.redis.refusals import workflow_error
 from forkpoint.statestore.rowjson import dump
 
@@ -29,7 +29,7 @@ async def create(access: Access, row: WorkflowRow, request: RequestKey | None) -
     await access.functions.write(access.keys.store, "list_workflow", None, name)
     try:
         answer = await access.functions.write(
-            access.keys.workflow(name), "create_workflow", request, dump(row.labels), first_branch(name)
+            access.keys.workflow(name), "create_workflow", request, dump(row.labels), first_branch(name), row.standbys
         )
     except Refusal as refusal:
         raise workflow_error(refusal, name) from None
@@ -54,13 +54,14 @@ async def list_some(access: Access, after: str, limit: int) -> list[WorkflowRow]
     return found[:limit]
 
 
-async def update(access: Access, workflow: str, labels: dict[str, str], revision: int | None) -> WorkflowRow:
+async def update(
+    access: Access, workflow: str, labels: dict[str, str] | None, revision: int | None, standbys: int | None
+) -> WorkflowRow:
     """Catalog.update_workflow."""
     given = "" if revision is None else revision
+    fields = flat_of(labels=None if labels is None else dump(labels), standbys=standbys)
     try:
-        answer = await access.functions.write(
-            access.keys.workflow(workflow), "update_workflow", None, dump(labels), given
-        )
+        answer = await access.functions.write(access.keys.workflow(workflow), "update_workflow", None, given, *fields)
     except Refusal as refusal:
         raise workflow_error(refusal, workflow) from None
     return workflow_of(workflow, fields_of(answer.value))

@@ -86,6 +86,7 @@ register_write('rewind', function(tx, take)
   if left then
     redis.call('HSET', base .. ':branches', branch, left .. ' ' .. head)
   end
+  end_migration(base, session)
   return change(tx, session, {'branch', new, 'head', birth.head, 'chain', birth.chain,
     'rewound', whole(math.max(tonumber(rewound), tonumber(head))),
     'fork', whole(math.min(tonumber(fork), tonumber(birth.head)))})

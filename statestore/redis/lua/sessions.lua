@@ -29,6 +29,20 @@ local function owned(base, session, epoch, ...)
   return row, refusal
 end
 
+-- As owned, when the owner has not released it.
+local function held(base, session, epoch, ...)
+  local row, refusal = owned(base, session, epoch, 'owner', ...)
+  if row and table.remove(row, 2) == '' then
+    return nil, {'STALE_EPOCH', epoch}
+  end
+  return row, refusal
+end
+
+-- The owner's word that the session may go is no more.
+local function end_migration(base, session)
+  redis.call('HDEL', session_key(base, session), 'migration', 'target')
+end
+
 local function change(tx, session, fields)
   local key = session_key(tx.base, session)
   set_fields(key, fields)
@@ -107,6 +121,7 @@ register_write('delete_session', function(tx, take)
   redis.call('HINCRBY', key, 'epoch', 1)
   redis.call('HINCRBY', key, 'revision', 1)
   redis.call('ZREM', tx.base .. ':live', session)
+  end_migration(tx.base, session)
   return change(tx, session,
     {'state', 'DELETED', 'reason', '', 'owner', '', 'delete', tx.now, 'purge', purge})
 end)
@@ -132,26 +147,53 @@ end)
 
 register_write('acquire', function(tx, take)
   local session, epoch, owner = take(), take(), take()
+  local row, refusal = owned(tx.base, session, epoch, 'owner', 'head', 'takeovers', 'takeover_head')
+  if not row then
+    return nil, refusal
+  end
+  local fields, head = {'owner', owner, 'state', 'ACTIVE', 'reason', ''}, row[3]
+  if row[2] ~= '' and row[2] ~= owner then
+    local takeovers = head == row[5] and tonumber(row[4]) or 0
+    for _, value in ipairs({'takeovers', whole(takeovers + 1), 'takeover_head', head}) do
+      table.insert(fields, value)
+    end
+  end
+  redis.call('HINCRBY', session_key(tx.base, session), 'epoch', 1)
+  end_migration(tx.base, session)
+  return change(tx, session, fields)
+end)
+
+register_write('release', function(tx, take)
+  local session, epoch = take(), take()
   local row, refusal = owned(tx.base, session, epoch)
   if not row then
     return nil, refusal
   end
-  redis.call('HINCRBY', session_key(tx.base, session), 'epoch', 1)
-  return change(tx, session, {'owner', owner, 'state', 'ACTIVE', 'reason', ''})
+  end_migration(tx.base, session)
+  return change(tx, session, take_list(take))
 end)
 
--- release and note_numerics: fields that change under an epoch.
-local function change_owned(tx, take)
+register_write('release_quarantine', function(tx, take)
+  local session = take()
+  local row, refusal = live(tx.base, session, 'state')
+  if not row then
+    return nil, refusal
+  end
+  if row[1] ~= 'QUARANTINED' then
+    return nil, {'NOT_QUARANTINED'}
+  end
+  end_migration(tx.base, session)
+  return change(tx, session, {'owner', '', 'state', 'ACTIVE', 'reason', '', 'takeovers', '0'})
+end)
+
+register_write('note_numerics', function(tx, take)
   local session, epoch = take(), take()
   local row, refusal = owned(tx.base, session, epoch)
   if not row then
     return nil, refusal
   end
   return change(tx, session, take_list(take))
-end
-
-register_write('release', change_owned)
-register_write('note_numerics', change_owned)
+end)
 
 -- Up to `limit` sessions whose id sorts after `after`: {id, fields}. `index`: live or sessions.
 register_read('list_sessions', function(base, take)

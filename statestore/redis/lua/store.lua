@@ -9,6 +9,15 @@ register_write('open_store', function(tx, take)
   return redis.call('HGETALL', key)
 end)
 
+-- Makes a store of an older version one of this one: what this version keeps besides, every row may lack.
+register_write('upgrade_store', function(tx, take)
+  local key, from, to = tx.base .. ':marker', take(), take()
+  if redis.call('HGET', key, 'schema') == from then
+    redis.call('HSET', key, 'schema', to)
+  end
+  return redis.call('HGETALL', key)
+end)
+
 local function node_key(base, incarnation)
   return base .. ':node:' .. incarnation
 end
@@ -26,10 +35,13 @@ register_write('register_node', function(tx, take)
 end)
 
 register_write('renew_lease', function(tx, take)
-  local incarnation = take()
+  local incarnation, status = take(), take()
   local key = node_key(tx.base, incarnation)
   if redis.call('EXISTS', key) == 0 then
     return nil, {'MISSING', incarnation}
+  end
+  if status ~= '' then
+    redis.call('HSET', key, 'status', status)
   end
   return {whole(redis.call('HINCRBY', key, 'counter', 1))}
 end)

@@ -14,12 +14,13 @@ register_write('create_workflow', function(tx, take)
   if redis.call('EXISTS', key) == 1 then
     return nil, {'EXISTS'}
   end
-  redis.call('HSET', key, 'labels', take(), 'branch', take(), 'create', tx.now, 'update', tx.now, 'revision', '1')
+  redis.call('HSET', key, 'labels', take(), 'branch', take(), 'standbys', take(),
+    'create', tx.now, 'update', tx.now, 'revision', '1')
   return redis.call('HGETALL', key)
 end)
 
 register_write('update_workflow', function(tx, take)
-  local key, labels, revision = workflow_key(tx.base), take(), take()
+  local key, revision, fields = workflow_key(tx.base), take(), take_list(take)
   if not workflow_is_live(tx.base) then
     return nil, {'NO_WORKFLOW'}
   end
@@ -27,7 +28,8 @@ register_write('update_workflow', function(tx, take)
   if revision ~= '' and revision ~= current then
     return nil, {'ETAG', current}
   end
-  redis.call('HSET', key, 'labels', labels, 'update', tx.now)
+  set_fields(key, fields)
+  redis.call('HSET', key, 'update', tx.now)
   redis.call('HINCRBY', key, 'revision', 1)
   return redis.call('HGETALL', key)
 end)
