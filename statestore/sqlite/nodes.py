@@ -1,5 +1,7 @@
 """Incarnations and their leases."""
 
+from typing import Any
+
 from forkpoint.errors import AlreadyExistsError, NotFoundError
 from forkpoint.statestore.records import NodeRow, NodeStatus
 from forkpoint.statestore.rowjson import status_from_json, status_to_json
@@ -42,5 +44,9 @@ def remove(tx: Tx, incarnation: str) -> None:
 def list_all(tx: Tx) -> list[NodeRow]:
     """Catalog.list_nodes."""
     columns = "incarnation, node, address, numerics_id, counter, lock_path, status"
-    rows = tx.rows(f"SELECT {columns} FROM nodes ORDER BY seq")
-    return [NodeRow(*row, status=status_from_json(status)) for *row, status in rows]
+    return [_row(row) for row in tx.rows(f"SELECT {columns} FROM nodes ORDER BY seq")]
+
+
+def _row(row: tuple[Any, ...]) -> NodeRow:
+    incarnation, node, address, numerics_id, counter, lock_path, status = row
+    return NodeRow(incarnation, node, address, numerics_id, counter, lock_path, status_from_json(status))
