@@ -7,7 +7,7 @@ import pytest
 
 from forkpoint.errors import AlreadyExistsError, NotFoundError, StateIncompatibleError, StoreUnavailableError
 from forkpoint.statestore.base import Catalog
-from forkpoint.statestore.records import NodeRow, StoreMarker
+from forkpoint.statestore.records import NodeRow, NodeStatus, StoreMarker
 from tests.conformance.backends import Backend
 from tests.conformance.conftest import OpenCatalog
 from tests.support.store import MARKER, name, owned
@@ -76,6 +76,20 @@ async def test_a_registered_incarnation_starts_at_counter_one_and_counts_up(cata
     assert [await catalog.renew_lease("i1") for _ in range(3)] == [2, 3, 4]
     assert [(row.incarnation, row.counter) for row in await catalog.list_nodes()] == [("i1", 4), ("i2", 1)]
     assert (await catalog.list_nodes())[1] == replace(node("i2"), counter=1)
+
+
+async def test_a_node_tells_its_status_with_its_lease_and_others_keep_the_last(catalog: Catalog) -> None:
+    status = NodeStatus(True, False, 8, 3, 400, 7, sessions=5, waiting=2, following=1)
+    await catalog.register_node(replace(node("i1"), status=NodeStatus(slots_total=8)))
+    await catalog.register_node(node("i2"))
+    assert [row.status for row in await catalog.list_nodes()] == [NodeStatus(slots_total=8), NodeStatus()]
+    assert await catalog.renew_lease("i1", status) == 2
+    assert await catalog.renew_lease("i1") == 3
+    assert [(row.counter, row.status) for row in await catalog.list_nodes()] == [(3, status), (1, NodeStatus())]
+    await catalog.renew_lease("i1", NodeStatus())
+    assert (await catalog.list_nodes())[0].status == NodeStatus()
+    with pytest.raises(NotFoundError):
+        await catalog.renew_lease("i3", status)
 
 
 async def test_an_incarnation_is_registered_once(catalog: Catalog) -> None:

@@ -57,6 +57,7 @@ MUTATIONS: dict[str, Callable[[Catalog, RequestKey], Awaitable[object]]] = {
     "delete_session": lambda c, r: c.delete_session(name("victim"), 5, r),
     "acquire": lambda c, r: c.acquire(name("s"), "node-b", 1, r),
     "release": lambda c, r: c.release(name("s"), 1, SessionState.PAUSED, "why", r),
+    "release_quarantine": lambda c, r: c.release_quarantine(name("isolated"), r),
     "append": lambda c, r: c.append(AppendTokens(name("s"), 1, (1,), request=r)),
     "begin_generation": lambda c, r: c.begin_generation(BeginGeneration(name("s"), 1, "g", PARAMS, (1,), request=r)),
     "fork": lambda c, r: c.fork(ForkSessions(name("s"), 1, (new("x"), new("y")), r)),
@@ -74,8 +75,9 @@ async def put(catalog: Catalog, key: RequestKey | None, checkpoint: str = "c1") 
 
 @pytest.mark.parametrize("mutation", MUTATIONS)
 async def test_every_mutation_replays_its_answer_and_refuses_other_content(catalog: Catalog, mutation: str) -> None:
-    for session in ("s", "victim", "empty"):
+    for session in ("s", "victim", "empty", "isolated"):
         await owned(catalog, session)
+    await catalog.release(name("isolated"), 1, SessionState.QUARANTINED, "why")
     await catalog.append(AppendTokens(name("s"), 1, (9, 9)))
     await put(catalog, None, "gone")
     workflow = "fresh" if mutation == "create_workflow" else "w"

@@ -18,13 +18,14 @@ from tests.support.store import MARKER, PARAMS, POLICY, name, new, owned, reques
 
 async def test_a_new_session_is_empty_unowned_and_at_epoch_zero(catalog: Catalog) -> None:
     await catalog.create_workflow(WorkflowRow("w"))
-    row, replayed = await catalog.create_session(new("s", transient=True, expire_us=77))
+    row, replayed = await catalog.create_session(new("s", transient=True, expire_us=77, standbys=2))
     assert not replayed
     assert row == await catalog.get_session(name("s"))
     assert (row.head, row.epoch, row.owner, row.state, row.parent) == (0, 0, "", SessionState.ACTIVE, None)
     assert row.head_hash == root_hash(MARKER)
     assert (row.seed, row.policy, row.labels, row.transient, row.expire_us) == (-5, POLICY, {"k": "v"}, True, 77)
     assert (row.exact, row.numerics_ids, row.revision, row.fork_position) == (True, (), 1, 0)
+    assert (row.standbys, row.migration, row.migration_target, row.takeovers, row.takeover_head) == (2, "", "", 0, 0)
 
 
 @pytest.mark.parametrize("seed", [-(2**63), 2**63 - 1, 0])
@@ -87,10 +88,14 @@ async def test_an_update_changes_what_is_given_and_counts_a_revision(catalog: Ca
     assert (row.labels, row.policy, row.revision) == ({"x": "y"}, POLICY, 2)
     row = await catalog.update_session(name("s"), None, policy=CheckpointPolicy(0, True), expire_us=9)
     assert (row.labels, row.policy, row.expire_us, row.revision) == ({"x": "y"}, CheckpointPolicy(0, True), 9, 3)
+    row = await catalog.update_session(name("s"), 3, standbys=1)
+    assert (row.labels, row.policy, row.standbys, row.revision) == ({"x": "y"}, CheckpointPolicy(0, True), 1, 4)
+    row = await catalog.update_session(name("s"), 4, standbys=0)
+    assert (row.expire_us, row.standbys) == (9, 0)
     with pytest.raises(EtagMismatchError):
         await catalog.update_session(name("s"), 2, labels={})
     await catalog.append(AppendTokens(name("s"), 1, (1,)))
-    assert (await catalog.get_session(name("s"))).revision == 3
+    assert (await catalog.get_session(name("s"))).revision == 5
 
 
 async def test_each_owner_gets_a_higher_epoch(catalog: Catalog) -> None:
@@ -108,6 +113,28 @@ async def test_a_release_keeps_the_epoch_and_says_why(catalog: Catalog) -> None:
     assert (row.owner, row.epoch, row.state, row.state_reason) == ("", 1, SessionState.QUARANTINED, "three failures")
     row = await catalog.acquire(name("s"), "node-b", 1)
     assert (row.state, row.state_reason) == (SessionState.ACTIVE, "")
+
+
+async def test_a_quarantine_is_lifted_by_a_word_and_then_anybody_may_take_the_session(catalog: Catalog) -> None:
+    await owned(catalog, "s")
+    await catalog.acquire(name("s"), "node-b", 1)
+    before = await catalog.release(name("s"), 2, SessionState.QUARANTINED, "three failures")
+    row = await catalog.release_quarantine(name("s"))
+    assert (row.state, row.state_reason, row.owner, row.epoch, row.takeovers) == (SessionState.ACTIVE, "", "", 2, 0)
+    assert (row.head, row.revision) == (before.head, before.revision)
+    assert row == await catalog.get_session(name("s"))
+    assert (await catalog.acquire(name("s"), "node-c", 2)).epoch == 3
+
+
+@pytest.mark.parametrize("state", [SessionState.ACTIVE, SessionState.PAUSED, None])
+async def test_what_is_not_quarantined_is_not_released_from_it(catalog: Catalog, state: SessionState | None) -> None:
+    await owned(catalog, "s")
+    if state is not None:
+        await catalog.release(name("s"), 1, state, "why")
+    before = await catalog.get_session(name("s"))
+    with pytest.raises(PreconditionError):
+        await catalog.release_quarantine(name("s"))
+    assert await catalog.get_session(name("s")) == before
 
 
 async def test_a_stale_owner_can_change_nothing(catalog: Catalog) -> None:
@@ -150,6 +177,7 @@ async def test_a_deleted_session_answers_only_as_a_tombstone(catalog: Catalog) -
         lambda: catalog.fork(ForkSessions(name("s"), 1, (new("c"),))),
         lambda: catalog.acquire(name("s"), "n", 2),
         lambda: catalog.release(name("s"), 2, SessionState.PAUSED),
+        lambda: catalog.release_quarantine(name("s")),
         lambda: catalog.update_session(name("s"), None, labels={}),
         lambda: catalog.delete_session(name("s"), 1),
         lambda: catalog.open_generation(name("s")),

@@ -52,9 +52,22 @@ async def test_an_update_needs_the_current_revision_when_one_is_given(catalog: C
     with pytest.raises(EtagMismatchError) as raised:
         await catalog.update_workflow("w", {"x": "2"}, 1)
     assert raised.value.etag == "2"
-    assert (await catalog.update_workflow("w", {"x": "3"}, None)).labels == {"x": "3"}
+    row = await catalog.update_workflow("w", {"x": "3"}, None)
+    assert (row.labels, row.standbys) == ({"x": "3"}, 0)
     with pytest.raises(NotFoundError):
         await catalog.update_workflow("nope", {}, None)
+
+
+async def test_an_update_of_a_workflow_changes_what_is_given(catalog: Catalog) -> None:
+    made = await catalog.create_workflow(WorkflowRow("w", {"x": "1"}, standbys=2))
+    assert (made.standbys, made.labels) == (2, {"x": "1"})
+    row = await catalog.update_workflow("w", None, 1, standbys=1)
+    assert (row.standbys, row.labels, row.revision) == (1, {"x": "1"}, 2)
+    row = await catalog.update_workflow("w", {}, None)
+    assert (row.standbys, row.labels, row.revision) == (1, {}, 3)
+    row = await catalog.update_workflow("w", None, None, standbys=0)
+    assert (row.standbys, row.labels) == (0, {})
+    assert await catalog.list_workflows("", 9) == [row]
 
 
 async def test_a_workflow_with_sessions_is_not_deleted(catalog: Catalog) -> None:

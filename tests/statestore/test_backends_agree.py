@@ -32,6 +32,7 @@ from tests.support.redis_stores import products, redis_catalog
 from tests.support.store import MARKER, PARAMS, ManualClock, name, new
 
 Call = Callable[[Catalog], Awaitable[Any]]
+OWNERS = ("i1", "i1", "i2")
 
 
 class RandomCalls:
@@ -66,7 +67,7 @@ class RandomCalls:
         position = rng.randint(0, max(head, 1))
         finish = rng.choice((None, None, FinishReason.STOP))
         generation = f"g{rng.randrange(4)}"
-        n = name(session)
+        n, owner = name(session), rng.choice(OWNERS)
         append = AppendTokens(n, epoch, tokens, rng.choice(list(Kind)), rng.choice((None, head)), None, key)
         begin = BeginGeneration(n, epoch, generation, PARAMS, tokens, rng.choice((None, head)), None, key)
         steps = [StepCommit(n, epoch, head, tokens, generation, (-0.5,) * len(tokens), finish)]
@@ -75,7 +76,7 @@ class RandomCalls:
         fork = ForkSessions(n, rng.choice((None, position)), children, key)
         choices: list[tuple[str, int, Call]] = [
             ("create", 3, lambda c: c.create_session(new(session, seed=epoch), key)),
-            ("acquire", 4, lambda c: c.acquire(n, "i1", epoch)),
+            ("acquire", 4, lambda c: c.acquire(n, owner, epoch)),
             ("append", 9, lambda c: c.append(append)),
             ("begin", 6, lambda c: c.begin_generation(begin)),
             ("step", 9, lambda c: c.commit_step(steps)),
@@ -85,8 +86,11 @@ class RandomCalls:
             ("delete", 1, lambda c: c.delete_session(n, 5, key)),
             ("undelete", 2, lambda c: c.undelete_session(n)),
             ("release", 1, lambda c: c.release(n, epoch, SessionState.PAUSED, "why")),
+            *self._moves(n, epoch, head, await self._head_hash(catalog, n)),
             ("numerics", 1, lambda c: c.note_numerics(n, epoch, ("a", "b"), False)),
-            ("update", 1, lambda c: c.update_session(n, None, {"a": "b"}, CheckpointPolicy(7, True))),
+            ("isolate", 1, lambda c: c.release(n, epoch, SessionState.QUARANTINED, "why", key)),
+            ("let go", 1, lambda c: c.release_quarantine(n, key)),
+            ("update", 1, lambda c: c.update_session(n, None, {"a": "b"}, CheckpointPolicy(7, True), standbys=epoch)),
             ("checkpoint", 4, await self._checkpoint(catalog, session, epoch, key)),
             ("checkpoints", 2, lambda c: c.list_checkpoints(n)),
             *self._retention(n, key),
@@ -96,6 +100,21 @@ class RandomCalls:
         ]
         label, _, call = rng.choices(choices, [weight for _, weight, _ in choices])[0]
         return label, call
+
+    async def _head_hash(self, catalog: Catalog, n: SessionName) -> bytes:
+        try:
+            return (await catalog.get_session(n)).head_hash
+        except ForkpointError:
+            return bytes(32)
+
+    def _moves(self, n: SessionName, epoch: int, head: int, head_hash: bytes) -> list[tuple[str, int, Call]]:
+        rng = self._rng
+        move, target = rng.choice(("m1", "m1", "m2")), rng.choice(OWNERS)
+        return [
+            ("begin move", 5, lambda c: c.begin_migration(n, epoch, move, target)),
+            ("end move", 1, lambda c: c.end_migration(n, epoch, move)),
+            ("cut over", 6, lambda c: c.cut_over(n, epoch, move, target, head, head_hash)),
+        ]
 
     def _retention(self, n: SessionName, key: RequestKey | None) -> list[tuple[str, int, Call]]:
         rng = self._rng
