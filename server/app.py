@@ -14,6 +14,7 @@ from forkpoint.limits import SHUTDOWN_SECONDS
 from forkpoint.model.tokenizer import Tokenizer
 from forkpoint.server.engine.base import Engine
 from forkpoint.server.engine.open import open_engine
+from forkpoint.server.rpc.peerblobs import PeerBlobs
 from forkpoint.server.rpc.served import Served
 from forkpoint.server.rpc.server import RpcServer
 from forkpoint.server.session.node import Node
@@ -25,6 +26,8 @@ from forkpoint.statestore.checkpoint import CheckpointStore
 from forkpoint.statestore.open import ExplainsDurability, open_blobs, open_catalog, shown_url
 from forkpoint.statestore.records import SCHEMA_VERSION, Durability, StoreMarker
 from forkpoint.statestore.retention import RetentionPolicy
+from forkpoint.statestore.tiers import tiers_of
+from forkpoint.statestore.whole import is_whole
 
 END_TOKEN: Final = "<|end|>"
 TINY_MODEL: Final = Path(__file__).resolve().parent.parent / "model" / "tiny"
@@ -67,6 +70,8 @@ class Parts:
     codec: TextCodec
     end_ids: tuple[int, ...] = ()
     lease_catalog: Callable[[], Catalog] | None = None
+    peer_blobs: PeerBlobs | None = None
+    """A source of `blobs`, to be told which nodes there are."""
     clock: Clock = field(default_factory=SystemClock)
 
 
@@ -105,13 +110,15 @@ def open_parts(config: ServerConfig) -> Parts:
     )
     end = tokenizer.control_id(END_TOKEN)
     shared = config.catalog_url.partition(":")[0] != "memory"
+    peer_blobs = PeerBlobs(is_whole, clock) if shared else None
     return Parts(
         catalog=catalog,
-        blobs=open_blobs(config.blobs_url, config.namespace),
+        blobs=open_blobs(config.blobs_url, config.namespace, [] if peer_blobs is None else [peer_blobs]),
         engine=engine,
         codec=TokenizerCodec(tokenizer),
         end_ids=() if end is None else (end,),
         lease_catalog=(lambda: open_catalog(config.catalog_url, clock)) if shared else None,
+        peer_blobs=peer_blobs,
         clock=clock,
     )
 
@@ -191,7 +198,8 @@ async def serving(config: ServerConfig, parts: Parts | None = None) -> AsyncIter
             durability=parts.catalog.durability,
             checkpoint_every=config.checkpoint_every,
         )
-        rpc.attach(node, served, parts.clock)
+        local = [tier.blobs for tier in tiers_of(parts.blobs) if not tier.blobs.survives_node]
+        rpc.attach(node, served, parts.clock, local)
         await node.start()
         try:
             await rpc.start()
