@@ -9,11 +9,14 @@ import pytest
 import yaml  # type: ignore[import-untyped]
 
 from forkpoint.cli.main import build_parser
+from forkpoint.config import load_config
 from forkpoint.limits import SHUTDOWN_SECONDS
+from forkpoint.statestore.redis.url import parse_redis_url
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCKERFILES = sorted((ROOT / "docker").glob("Dockerfile.*"))
 COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "docker" / "compose.yaml").read_text())
+CLUSTER: dict[str, Any] = yaml.safe_load((ROOT / "docker" / "cluster.yaml").read_text())
 
 
 def instructions(path: Path) -> list[tuple[str, str]]:
@@ -95,14 +98,33 @@ def test_compose_starts_a_node_and_a_redis_that_loses_no_acknowledged_write() ->
     assert build_parser().parse_args(health[2:]).verb == "doctor"
 
 
-def test_compose_mounts_declared_volumes_and_publishes_on_loopback_only() -> None:
-    for name, service in COMPOSE["services"].items():
+def test_the_cluster_is_three_nodes_that_differ_in_name_address_and_volume() -> None:
+    nodes = {name: service for name, service in CLUSTER["services"].items() if name != "redis"}
+    assert set(nodes) == {"a", "b", "c"}
+    for name, node in nodes.items():
+        config = load_config(environment=node["environment"])
+        assert (config.node, config.advertise) == (name, f"{name}:50061")
+        assert config.catalog_url == nodes["a"]["environment"]["FORKPOINT_CATALOG"]
+        assert parse_redis_url("catalog", config.catalog_url).hosts == (("redis", 6379),)
+        assert node["volumes"] == [f"{name}:/var/lib/forkpoint"], "blobs of its own"
+    assert len({port for node in nodes.values() for port in node["ports"]}) == 3
+    for name in ("node", "redis"):
+        single, ours = COMPOSE["services"][name], CLUSTER["services"]["a" if name == "node" else name]
+        differing = {"environment", "volumes", "ports", "profiles", "hostname", "depends_on"}
+        assert {k: v for k, v in single.items() if k not in differing} == {
+            k: v for k, v in ours.items() if k not in differing
+        }, "a node of a cluster is a node"
+
+
+@pytest.mark.parametrize("compose", [COMPOSE, CLUSTER], ids=["compose", "cluster"])
+def test_compose_mounts_declared_volumes_and_publishes_on_loopback_only(compose: dict[str, Any]) -> None:
+    for name, service in compose["services"].items():
         for mount in service["volumes"]:
-            assert mount.split(":")[0] in COMPOSE["volumes"], f"{name}: {mount}"
+            assert mount.split(":")[0] in compose["volumes"], f"{name}: {mount}"
         assert all(port.startswith("127.0.0.1:") for port in service.get("ports", [])), name
         assert service["cap_drop"] == ["ALL"], name
 
 
 def test_compose_waits_longer_for_a_stop_than_the_node_takes() -> None:
-    grace = COMPOSE["services"]["node"]["stop_grace_period"]
-    assert int(grace.removesuffix("s")) > SHUTDOWN_SECONDS
+    for service in (COMPOSE["services"]["node"], CLUSTER["services"]["a"]):
+        assert int(service["stop_grace_period"].removesuffix("s")) > SHUTDOWN_SECONDS
