@@ -1,7 +1,7 @@
 """The client: `async with Client("127.0.0.1:50061") as client: …`."""
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Final, Self
 
@@ -9,6 +9,8 @@ import grpc
 from grpc_health.v1 import health_pb2
 
 from forkpoint.client.errors import RemoteError, remote_error
+from forkpoint.client.events import Events
+from forkpoint.client.nodes import Nodes
 from forkpoint.client.resume import Patience
 from forkpoint.client.session import Sessions, fresh_request_id, workflow_name
 from forkpoint.client.wire import LONG_DEADLINE_SECONDS, Wire
@@ -19,20 +21,29 @@ READY_POLL_SECONDS: Final = 0.05
 
 
 class Client:
-    """A connection to the service at one or more addresses (`host:port`).
+    """A connection to the service at one or more addresses (`host:port`). Any node takes any call.
 
     `patience_s`: how long streams try to reconnect without hearing anything. Unary calls have a deadline, and are
     repeated by gRPC while the node is UNAVAILABLE (four tries within about two seconds), then on the other addresses.
+    Nothing else is repeated. `direct`: calls for a session go straight to its owner, which costs a redirect when it has
+    moved and saves the hop through another node; the client must reach the addresses that nodes advertise.
     """
 
-    def __init__(self, addresses: str | Sequence[str], *, patience_s: float = 60.0, clock: Clock | None = None) -> None:
-        self._wire = Wire([addresses] if isinstance(addresses, str) else list(addresses))
+    def __init__(
+        self,
+        addresses: str | Sequence[str],
+        *,
+        patience_s: float = 60.0,
+        direct: bool = False,
+        clock: Clock | None = None,
+    ) -> None:
+        self._wire = Wire([addresses] if isinstance(addresses, str) else list(addresses), direct)
         self._clock = clock or SystemClock()
         patience = Patience(total_s=patience_s, clock=self._clock)
         self.workflows = Workflows(self._wire)
         self.sessions = Sessions(self._wire, patience)
         self.checkpoints = Checkpoints(self._wire)
-        self.nodes = Nodes(self._wire)
+        self.nodes = Nodes(self._wire, patience)
         self.garbage = Garbage(self._wire)
 
     async def __aenter__(self) -> Self:
@@ -44,7 +55,7 @@ class Client:
         await self.close()
 
     async def close(self) -> None:
-        """Close all connections. Idempotent."""
+        """Close all connections; calls under way and later ones raise ClientClosedError. Idempotent."""
         await self._wire.close()
 
     async def ready(self, timeout_s: float = 60.0) -> None:
@@ -77,12 +88,17 @@ class Workflows:
         self._wire = wire
 
     async def create(
-        self, workflow_id: str = "", *, labels: Mapping[str, str] | None = None, request_id: str | None = None
+        self,
+        workflow_id: str = "",
+        *,
+        labels: Mapping[str, str] | None = None,
+        standbys: int = 0,
+        request_id: str | None = None,
     ) -> workflow_pb2.Workflow:
-        """A new workflow."""
+        """A new workflow. `standbys`: hot standbys of each session that is made in it and says nothing."""
         request = workflow_pb2.CreateWorkflowRequest(
             workflow_id=workflow_id,
-            workflow=workflow_pb2.Workflow(labels=labels or {}),
+            workflow=workflow_pb2.Workflow(labels=labels or {}, standbys=standbys),
             request_id=request_id or fresh_request_id(),
         )
         return await self._wire.unary(lambda c: c.workflows.CreateWorkflow, request)
@@ -103,11 +119,22 @@ class Workflows:
                 return
             request.page_token = page.next_page_token
 
-    async def update(self, workflow: str, labels: Mapping[str, str], *, etag: str = "") -> workflow_pb2.Workflow:
-        """Replace the labels."""
-        resource = workflow_pb2.Workflow(name=workflow_name(workflow), labels=labels, etag=etag)
+    async def update(
+        self,
+        workflow: str,
+        labels: Mapping[str, str] | None = None,
+        *,
+        standbys: int | None = None,
+        etag: str = "",
+    ) -> workflow_pb2.Workflow:
+        """Change what is given: replace the labels; `standbys` holds for sessions made from now on."""
+        resource = workflow_pb2.Workflow(name=workflow_name(workflow), labels=labels or {}, etag=etag)
         request = workflow_pb2.UpdateWorkflowRequest(workflow=resource)
-        request.update_mask.paths.append("labels")
+        if labels is not None:
+            request.update_mask.paths.append("labels")
+        if standbys is not None:
+            request.workflow.standbys = standbys
+            request.update_mask.paths.append("standbys")
         return await self._wire.unary(lambda c: c.workflows.UpdateWorkflow, request)
 
     async def delete(self, workflow: str) -> None:
@@ -159,18 +186,15 @@ class Checkpoints:
         request = checkpoint_pb2.DeleteCheckpointRequest(name=name, request_id=request_id or fresh_request_id())
         return await self._wire.unary(lambda c: c.checkpoints.DeleteCheckpoint, request, _session_of(name))
 
-    async def verify(self, name: str) -> AsyncIterator[checkpoint_pb2.VerifyProgress]:
+    def verify(self, name: str) -> Events[checkpoint_pb2.VerifyProgress]:
         """Read every part and compare its digest: one event a part, then the result."""
         request = checkpoint_pb2.VerifyCheckpointRequest(name=name)
-        stub = self._wire.connection(_session_of(name)).checkpoints
-        call = stub.VerifyCheckpoint(request, timeout=LONG_DEADLINE_SECONDS)
-        try:
-            async for event in call:
-                yield event
-        except grpc.aio.AioRpcError as failure:
-            raise remote_error(failure) from None
-        finally:
-            call.cancel()
+        return Events(
+            self._wire.stream(
+                lambda c: c.checkpoints.VerifyCheckpoint(request, timeout=LONG_DEADLINE_SECONDS, metadata=c.metadata),
+                _session_of(name),
+            )
+        )
 
 
 class Garbage:
@@ -179,41 +203,11 @@ class Garbage:
     def __init__(self, wire: Wire) -> None:
         self._wire = wire
 
-    async def collect(self, *, dry_run: bool = False) -> AsyncGenerator[admin_pb2.GcProgress, None]:
+    def collect(self, *, dry_run: bool = False) -> Events[admin_pb2.GcProgress]:
         """Collect every tier that the node can reach: counts as they grow, the last of each tier with `done`. Raises
-        RemoteError with COLLECTED_ELSEWHERE while another node collects. Closing the iterator stops the work."""
+        RemoteError with COLLECTED_ELSEWHERE while another node collects."""
         request = admin_pb2.CollectGarbageRequest(dry_run=dry_run)
-        call = self._wire.connection().admin.CollectGarbage(request)
-        try:
-            async for event in call:
-                yield event
-        except grpc.aio.AioRpcError as failure:
-            raise remote_error(failure) from None
-        finally:
-            call.cancel()
-
-
-class Nodes:
-    """Nodes that the store knows."""
-
-    def __init__(self, wire: Wire) -> None:
-        self._wire = wire
-
-    async def list(self) -> AsyncIterator[admin_pb2.Node]:
-        """Incarnations, in order of registration."""
-        request = admin_pb2.ListNodesRequest()
-        while True:
-            page = await self._wire.unary(lambda c: c.admin.ListNodes, request)
-            for node in page.nodes:
-                yield node
-            if not page.next_page_token:
-                return
-            request.page_token = page.next_page_token
-
-    async def get(self, node: str) -> admin_pb2.Node:
-        """By id or name: its newest incarnation."""
-        name = node if node.startswith("nodes/") else f"nodes/{node}"
-        return await self._wire.unary(lambda c: c.admin.GetNode, admin_pb2.GetNodeRequest(name=name))
+        return Events(self._wire.stream(lambda c: c.admin.CollectGarbage(request, metadata=c.metadata)))
 
 
 def _session_of(checkpoint: str) -> str:

@@ -40,11 +40,24 @@ class RemoteError(Exception):
         self.violations = violations
 
     @property
+    def is_retryable(self) -> bool:
+        """Whether the same call may be sent again by itself, here or elsewhere: the only code that says so."""
+        return self.code == grpc.StatusCode.UNAVAILABLE.name
+
+    @property
     def is_transport(self) -> bool:
-        """Whether trying again, perhaps elsewhere, may help: the node is gone, going, or not the owner."""
+        """Whether a stream that knows its position should be opened again, perhaps elsewhere: the node is gone, going,
+        or not the owner."""
         if self.reason:
-            return self.code == "UNAVAILABLE"
+            return self.is_retryable
         return self.code in {code.name for code in TRANSPORT_CODES}
+
+
+class ClientClosedError(Exception):
+    """The client was closed before the call, or while it waited."""
+
+    def __init__(self) -> None:
+        super().__init__("the client is closed")
 
 
 class PositionGapError(RemoteError):

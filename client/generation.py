@@ -67,9 +67,7 @@ class Generation(AsyncIterator[pb.TokenChunk]):
 
     async def detach(self) -> None:
         """Close the stream. Idempotent."""
-        close = getattr(self._messages, "aclose", None)
-        if close is not None:
-            await close()
+        await self._messages.aclose()
 
     def _take(self, chunk: pb.TokenChunk) -> None:
         expected = chunk.start if self.position is None else self.position
@@ -85,7 +83,8 @@ class Generation(AsyncIterator[pb.TokenChunk]):
         request.CopyFrom(self.request)
         if self.position is not None:
             request.resume_position = self.position
-        return connection.sessions.Generate(request)  # type: ignore[return-value]  # its request type is invariant
+        # The stub's request type is invariant.
+        return connection.sessions.Generate(request, metadata=connection.metadata)  # type: ignore[return-value]
 
 
 class TokenReader(AsyncIterator[pb.TokenChunk]):
@@ -125,12 +124,11 @@ class TokenReader(AsyncIterator[pb.TokenChunk]):
 
     async def detach(self) -> None:
         """Close the stream. Idempotent."""
-        close = getattr(self._messages, "aclose", None)
-        if close is not None:
-            await close()
+        await self._messages.aclose()
 
     def _open(self, connection: Connection) -> "grpc.aio.UnaryStreamCall[Message, pb.TokenChunk]":
         request = pb.ReadTokensRequest()
         request.CopyFrom(self.request)
         request.start = self.position
-        return connection.sessions.ReadTokens(request)  # type: ignore[return-value]  # its request type is invariant
+        # The stub's request type is invariant.
+        return connection.sessions.ReadTokens(request, metadata=connection.metadata)  # type: ignore[return-value]

@@ -3,7 +3,7 @@
 from __future__ import annotations  # grpc's classes are generic in their stubs only
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, field
 from typing import Final, TypeVar, cast
 
@@ -18,6 +18,8 @@ from forkpoint.limits import HEARTBEAT_SECONDS
 M = TypeVar("M", bound=Message)
 BACKOFF_FIRST_SECONDS: Final = 0.1
 BACKOFF_MOST_SECONDS: Final = 1.0
+ANSWERED_SECONDS: Final = 30.0
+"""No connection takes so long to fail: a call that lasted longer was answered, if only by silence."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +38,7 @@ async def resumed(
     route: str,
     patience: Patience,
     reconnected: Callable[[RemoteError], None],
-) -> AsyncIterator[M]:
+) -> AsyncGenerator[M, None]:
     """Messages of a call that is opened again whenever its connection fails. `open_call` must ask for what is missing.
 
     Ends when the server ends the stream. Raises RemoteError for a refusal, or when patience is over (with the last
@@ -45,10 +47,11 @@ async def resumed(
     heard_at = patience.clock.monotonic()
     backoff = BACKOFF_FIRST_SECONDS
     while True:
+        began_at = patience.clock.monotonic()
         connection = wire.connection(route)
         call = open_call(connection)
         try:
-            while (message := await _read(call, patience.idle_s)) is not None:
+            while (message := await _read(wire, call, patience.idle_s)) is not None:
                 heard_at, backoff = patience.clock.monotonic(), BACKOFF_FIRST_SECONDS
                 yield message
             return
@@ -60,7 +63,10 @@ async def resumed(
             call.cancel()
         if not error.is_transport:
             raise error
-        if patience.clock.monotonic() - heard_at > patience.total_s:
+        now = patience.clock.monotonic()
+        if patience.idle_s is None and now - began_at > ANSWERED_SECONDS:
+            heard_at, backoff = now, BACKOFF_FIRST_SECONDS
+        if now - heard_at > patience.total_s:
             error.add_note(f"gave up after {patience.total_s} s without a message")
             raise error
         reconnected(error)
@@ -69,8 +75,9 @@ async def resumed(
         backoff = min(2 * backoff, BACKOFF_MOST_SECONDS)
 
 
-async def _read(call: grpc.aio.UnaryStreamCall[Message, M], idle_s: float | None) -> M | None:
-    """The next message, None at the end. Raises TimeoutError, AioRpcError."""
+async def _read(wire: Wire, call: grpc.aio.UnaryStreamCall[Message, M], idle_s: float | None) -> M | None:
+    """The next message, None at the end. Raises TimeoutError, AioRpcError, ClientClosedError."""
     async with asyncio.timeout(idle_s):
-        message = await call.read()
+        with wire.closing_told():
+            message = await call.read()
     return None if message is grpc.aio.EOF else cast(M, message)

@@ -1,6 +1,6 @@
 """A session, and the collection of all sessions."""
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -9,12 +9,14 @@ from google.protobuf.duration_pb2 import Duration
 from google.protobuf.field_mask_pb2 import FieldMask
 
 from forkpoint.client.errors import remote_error
+from forkpoint.client.events import Events
 from forkpoint.client.generation import Generation, TokenReader
 from forkpoint.client.inputs import Messages, append_request, chunks, is_large, utf8
+from forkpoint.client.nodes import node_name
 from forkpoint.client.resume import Patience
-from forkpoint.client.wire import LONG_DEADLINE_SECONDS, Wire
+from forkpoint.client.wire import LONG_DEADLINE_SECONDS, Connection, Wire
 from forkpoint.ids import new_id
-from forkpoint.proto.forkpoint.v1 import checkpoint_pb2, common_pb2, export_pb2, session_pb2
+from forkpoint.proto.forkpoint.v1 import admin_pb2, checkpoint_pb2, common_pb2, export_pb2, session_pb2
 from forkpoint.proto.forkpoint.v1 import session_service_pb2 as pb
 
 SEED_POLICIES: Final[dict[str, "common_pb2.SeedPolicy.ValueType"]] = {
@@ -71,7 +73,11 @@ class Session:
             request.durability = common_pb2.Durability.Value(durability)
         if not is_large(request):
             return await self._wire.unary(lambda c: c.sessions.Append, request, self.name, timeout_s)
-        return await self._wire.call(lambda c: c.sessions.UploadAppend(chunks(request), timeout=timeout_s), self.name)
+        return await self._wire.call(
+            lambda c, left_s: c.sessions.UploadAppend(chunks(request), timeout=left_s, metadata=c.metadata),
+            self.name,
+            timeout_s,
+        )
 
     def generate(
         self,
@@ -162,7 +168,7 @@ class Session:
         return await self._wire.unary(lambda c: c.sessions.Pause, request, self.name, LONG_DEADLINE_SECONDS)
 
     async def resume(self, *, request_id: str | None = None) -> pb.ResumeResponse:
-        """Let the node that this client talks to take and restore the session."""
+        """Let a node take and restore the session: where placement has it, or with `direct` the one that is asked."""
         request = pb.ResumeRequest(name=self.name, request_id=request_id or fresh_request_id())
         return await self._wire.unary(lambda c: c.sessions.Resume, request, self.name, LONG_DEADLINE_SECONDS)
 
@@ -187,9 +193,11 @@ class Session:
         on_turn_end: bool | None = None,
         keep_last: int | None = None,
         ttl_s: float | None = None,
+        standbys: int | None = None,
         etag: str = "",
     ) -> session_pb2.Session:
-        """Change what is given; `etag` refuses the change when the session changed since it was read."""
+        """Change what is given; `etag` refuses the change when the session changed since it was read. `standbys`: nodes
+        that follow the session, ready to go on when its owner dies."""
         session = session_pb2.Session(name=self.name, etag=etag, labels=labels or {})
         paths = ["labels"] if labels is not None else []
         if every_tokens is not None:
@@ -204,6 +212,9 @@ class Session:
         if ttl_s is not None:
             session.ttl.CopyFrom(_duration(ttl_s))
             paths.append("ttl")
+        if standbys is not None:
+            session.standbys = standbys
+            paths.append("standbys")
         request = pb.UpdateSessionRequest(session=session, update_mask=FieldMask(paths=paths))
         return await self._wire.unary(lambda c: c.sessions.UpdateSession, request, self.name)
 
@@ -217,16 +228,21 @@ class Session:
         request = pb.UndeleteSessionRequest(name=self.name)
         return await self._wire.unary(lambda c: c.sessions.UndeleteSession, request, self.name)
 
-    async def export(self) -> AsyncIterator[export_pb2.ExportChunk]:
+    def migrate(self, to: str = "") -> Events[admin_pb2.MigrateProgress]:
+        """Move the session to the node `to` (an id or `nodes/{n}`; "": the one with the most room) while it runs.
+        Streams of its tokens go on. The last event has the session; cancelling leaves it where it is."""
+        request = admin_pb2.MigrateSessionRequest(name=self.name, target_node=node_name(to) if to else "")
+        return Events(self._wire.stream(lambda c: c.admin.MigrateSession(request, metadata=c.metadata), self.name))
+
+    async def release_quarantine(self, *, request_id: str | None = None) -> session_pb2.Session:
+        """Let a quarantined session take calls again; its generation goes on."""
+        request = admin_pb2.ReleaseQuarantineRequest(name=self.name, request_id=request_id or fresh_request_id())
+        return await self._wire.unary(lambda c: c.admin.ReleaseQuarantine, request, self.name)
+
+    def export(self) -> AsyncGenerator[export_pb2.ExportChunk, None]:
         """The session outside a store: chunks for a file (client/frames.py) or an import."""
-        call = self._wire.connection(self.name).sessions.Export(pb.ExportRequest(name=self.name))
-        try:
-            async for chunk in call:
-                yield chunk
-        except grpc.aio.AioRpcError as failure:
-            raise remote_error(failure) from None
-        finally:
-            call.cancel()
+        request = pb.ExportRequest(name=self.name)
+        return self._wire.stream(lambda c: c.sessions.Export(request, metadata=c.metadata), self.name)
 
 
 class Sessions:
@@ -252,11 +268,13 @@ class Sessions:
         labels: Mapping[str, str] | None = None,
         transient: bool = False,
         ttl_s: float | None = None,
+        standbys: int = 0,
         request_id: str | None = None,
     ) -> Session:
-        """A new, empty session in `workflow` (an id or `workflows/{w}`). `every_tokens` None, `keep_last` 0: the
-        server's defaults."""
-        session = session_pb2.Session(labels=labels or {}, transient=transient)
+        """A new, empty session in `workflow` (an id or `workflows/{w}`). `standbys`: nodes that follow it, ready to go
+        on when its owner dies. `every_tokens` None, `keep_last` and `standbys` 0: the server's and the workflow's
+        defaults."""
+        session = session_pb2.Session(labels=labels or {}, transient=transient, standbys=standbys)
         if every_tokens is not None or on_turn_end or keep_last:
             session.checkpoint_policy.on_turn_end = on_turn_end
             session.checkpoint_policy.keep_last = keep_last
@@ -297,16 +315,24 @@ class Sessions:
             parent=workflow_name(workflow), session_id=session_id, request_id=request_id or fresh_request_id()
         )
 
+        begun = False
+
         async def stream() -> AsyncIterator[export_pb2.ExportChunk]:
+            nonlocal begun
             yield export_pb2.ExportChunk(target=target)
+            begun = True
             async for chunk in chunks:
                 yield chunk
 
-        try:
-            session = await self._wire.connection().sessions.Import(stream(), timeout=LONG_DEADLINE_SECONDS)
-        except grpc.aio.AioRpcError as failure:
-            raise remote_error(failure) from None
-        return self.open(session.name)
+        async def send(connection: Connection, left_s: float) -> session_pb2.Session:
+            try:
+                return await connection.sessions.Import(stream(), timeout=left_s, metadata=connection.metadata)
+            except grpc.aio.AioRpcError as failure:
+                if begun:  # the chunks are gone, so there is nothing to send again
+                    raise remote_error(failure) from None
+                raise
+
+        return self.open((await self._wire.call(send)).name)
 
 
 def workflow_name(workflow: str) -> str:

@@ -128,6 +128,6 @@ async def test_a_caller_that_leaves_stops_the_collection(tmp_path: Path) -> None
         events = site.client.garbage.collect()
         async for _ in events:
             break
-        await events.aclose()
+        await events.cancel()
         assert (await collect(site)).done
         assert [digest async for digest in site.parts.blobs.digests()] == []
