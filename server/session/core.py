@@ -13,6 +13,7 @@ from forkpoint.server.session.engine_thread import EngineThread
 from forkpoint.server.session.live import LiveSession, LogTail, Place
 from forkpoint.server.session.options import NodeOptions
 from forkpoint.server.session.ports import TextCodec
+from forkpoint.server.session.progress import Progress
 from forkpoint.server.session.tasks import TaskOwner
 from forkpoint.statestore.base import Catalog
 from forkpoint.statestore.checkpoint import CheckpointStore
@@ -37,11 +38,17 @@ class NodeCore:
     incarnation: str
     marker: StoreMarker
     tasks: TaskOwner
+    progress: Progress
     counters: Counters = field(default_factory=Counters)
     lives: dict[SessionName, LiveSession] = field(default_factory=dict)
+    follows: dict[SessionName, object] = field(default_factory=dict)
+    """Sessions of other nodes that this one brings along; none is in `lives` as well."""
     work: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when the loop has something to look at."""
     draining: bool = False
+    """The node leaves: it refuses calls."""
+    cordoned: bool = False
+    """Nothing is placed on the node; it goes on answering."""
     leaving: bool = False
     """The node is about to stop, or stops: a stream that ends now does not tell that its caller left."""
     _ticket: int = 0
@@ -54,6 +61,13 @@ class NodeCore:
     def wake(self) -> None:
         """Let the loop look for work."""
         self.work.set()
+
+    def doubt_all(self) -> None:
+        """Other nodes took this one for dead, and its sessions may be theirs: the loop is to compare each with the
+        store."""
+        for live in self.lives.values():
+            live.suspect = True
+        self.wake()
 
     def wake_in(self, seconds: float) -> None:
         """Let the loop look for work when so much time has passed on the node's clock."""

@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import ParamSpec, TypeVar
 
 from forkpoint.server.engine.base import Capacity, Capture, Engine
+from forkpoint.server.session.progress import Progress
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -14,18 +15,27 @@ T = TypeVar("T")
 class EngineThread:
     """Calls run in the order in which they were made."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, progress: Progress) -> None:
         self.engine = engine
         self.facts = engine.facts
+        self.known_capacity: Capacity | None = None
+        """Pool sizes as they were when somebody last asked."""
+        self._progress = progress
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="engine")
 
     async def call(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run `function` in the engine thread. Cancelling the wait does not stop it."""
-        return await asyncio.get_running_loop().run_in_executor(self._executor, lambda: function(*args, **kwargs))
+
+        def run() -> T:
+            with self._progress.under_way("a call of the engine"):
+                return function(*args, **kwargs)
+
+        return await asyncio.get_running_loop().run_in_executor(self._executor, run)
 
     async def capacity(self) -> Capacity:
         """Pool sizes now."""
-        return await self.call(self.engine.capacity)
+        self.known_capacity = await self.call(self.engine.capacity)
+        return self.known_capacity
 
     async def capture(self, sequence: int) -> Capture:
         """The state at the sequence's last grid point."""

@@ -6,7 +6,7 @@ import fcntl
 import logging
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Self
 
@@ -108,25 +108,51 @@ class LeaseKeeper:
 
 class DeathWatch:
     """Judges other incarnations: dead at once when their flock is free, and when their counter stands still for TTL +
-    skew on this process's clock."""
+    skew on this process's clock.
+
+    A counter may also stand still because the store takes no renewals, or because this process was stopped and sees
+    nothing: as long as the own counter does not move either, nobody's patience runs out, and once it moves again after
+    a rest everybody's begins anew.
+    """
 
     def __init__(self, clock: Clock, patience: float) -> None:
         self._clock = clock
         self._patience = patience
         self._seen: dict[str, tuple[int, float]] = {}
+        """Counter of each incarnation, and when it was first seen."""
+        self._proven: float | None = None
+        """When the own counter was last seen to have moved; None: never."""
+        self._looked = 0.0
+        """When the last look began."""
+
+    def observe(self, nodes: Sequence[NodeRow], own: str, began: float) -> None:
+        """Note rows that were read just now, by a read that began at `began`; `own`: who reads."""
+        now = self._clock.monotonic()
+        self._looked = began
+        mine = next((node.counter for node in nodes if node.incarnation == own), None)
+        if mine is not None and self._seen.get(own, (None, 0.0))[0] != mine:
+            if self._proven is None or now - self._proven > self._rest:
+                self._seen.clear()
+            self._proven = now
+        listed = {node.incarnation for node in nodes}
+        self._seen = {incarnation: seen for incarnation, seen in self._seen.items() if incarnation in listed}
+        for node in nodes:
+            counter, _ = self._seen.get(node.incarnation, (None, now))
+            if counter != node.counter:
+                self._seen[node.incarnation] = (node.counter, now)
 
     def is_dead(self, node: NodeRow) -> bool:
-        """Whether the incarnation is certainly dead. Each call observes the row as well; it blocks for no time."""
+        """Whether an incarnation is certainly dead, by what was observed; it blocks for no time."""
         if node.lock_path and lock_is_free(Path(node.lock_path)):
             return True
         # A held lock proves no life: a process that is stopped holds it as well.
-        now = self._clock.monotonic()
-        counter, since = self._seen.get(node.incarnation, (-1, now))
-        if counter != node.counter:
-            self._seen[node.incarnation] = (node.counter, now)
+        if self._proven is None or node.incarnation not in self._seen:
             return False
-        return now - since >= self._patience
+        counter, since = self._seen[node.incarnation]
+        until = min(self._looked, self._proven + self._rest)
+        return counter == node.counter and until - since >= self._patience
 
-    def forget(self, incarnation: str) -> None:
-        """The incarnation's row is gone."""
-        self._seen.pop(incarnation, None)
+    @property
+    def _rest(self) -> float:
+        """Seconds for which the own counter may stand still like everybody's: more than one renewal."""
+        return self._patience / 2

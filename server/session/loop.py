@@ -117,7 +117,8 @@ class StepLoop:
 
     async def _guarded_step(self) -> bool:
         try:
-            return await self.step()
+            with self._core.progress.under_way("a step"):
+                return await self.step()
         except Exception:
             # A bug must not end all sessions of the node: say so, rest, and go on.
             log.exception("a step failed")

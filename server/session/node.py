@@ -36,12 +36,14 @@ from forkpoint.server.session.inputs import check_labels, check_policy
 from forkpoint.server.session.lease import DeathWatch
 from forkpoint.server.session.lifecycle import Lifecycle
 from forkpoint.server.session.loop import StepLoop
+from forkpoint.server.session.membership import Membership
 from forkpoint.server.session.options import NodeOptions
 from forkpoint.server.session.owner import Owners
 from forkpoint.server.session.pause import Pauser
 from forkpoint.server.session.pins import Pins
 from forkpoint.server.session.ports import TextCodec
 from forkpoint.server.session.presence import Presence
+from forkpoint.server.session.progress import Progress
 from forkpoint.server.session.quarantine import Quarantine
 from forkpoint.server.session.recovery import Recovery
 from forkpoint.server.session.restore import Restorer
@@ -90,12 +92,14 @@ class Node:
         blobs: BlobStore | None = None,
     ) -> None:
         clock = clock or SystemClock()
-        thread = EngineThread(engine)
+        progress = Progress(clock, options.stall_seconds)
+        thread, tasks = EngineThread(engine, progress), TaskOwner(options.node)
         self._core = core = NodeCore(
-            catalog, checkpoints, thread, codec, options, clock, new_id(INCARNATION), marker, TaskOwner(options.node)
+            catalog, checkpoints, thread, codec, options, clock, new_id(INCARNATION), marker, tasks, progress
         )
         watch = DeathWatch(clock, options.lease_ttl_seconds + options.lease_skew_seconds)
-        owners = Owners(core, watch)
+        self._members = members = Membership(core, watch)
+        owners = Owners(core, members)
         checkpointer = Checkpointer(core)
         images = ForkImages(core)
         quarantine = Quarantine(core)
@@ -111,8 +115,8 @@ class Node:
         self._pauser = Pauser(claims, self._loop, residents, checkpointer, self._views)
         self._checkpoints = CheckpointCalls(claims, self._loop, checkpointer, pins)
         self._porter = Porter(claims, self._lifecycle, self._views)
-        self._recovery = Recovery(claims, watch, self._lifecycle)
-        self._presence = presence(core, lease_catalog)
+        self._recovery = Recovery(claims, members, self._lifecycle)
+        self._presence = presence(core, members, lease_catalog)
         self._garbage = Garbage(core, blobs)
         self._shutdown = Shutdown(
             core, self._loop, residents, checkpointer, images, self._presence, self._garbage.leave
@@ -132,6 +136,9 @@ class Node:
         """Take the lock and the lease, then step and recover."""
         await self._core.tasks.start()
         await self._presence.begin()
+        self._core.tasks.spawn(self._core.progress.beat(), "heartbeat")
+        self._core.tasks.spawn(self._members.run(), "membership")
+        self._core.tasks.spawn(self._members.tell(), "status")
         self._core.tasks.spawn(self._loop.run(), "step loop")
         self._core.tasks.spawn(self._recovery.run(), "recovery")
         self._core.tasks.spawn(self._recovery.sweep(), "expiry")

@@ -39,8 +39,17 @@ class NodeOptions:
     lease_renew_seconds: float = LEASE_RENEW_SECONDS
     lease_ttl_seconds: float = LEASE_TTL_SECONDS
     lease_skew_seconds: float = LEASE_SKEW_SECONDS
+    watch_seconds: float = 0.25
+    """How often the node looks who else is there, and who died."""
+    stall_seconds: float = 60.0
+    """A step, a call of the engine or a turn of the event loop that takes longer costs the node its lease; 0: none
+    does."""
     recovery_poll_seconds: float = 1.0
-    """How often the node looks for sessions that a dead one left."""
+    """How often the node tries again to take sessions that a dead one left."""
+    recovery_rank_seconds: float = 1.0
+    """How long it leaves such a session to each of the nodes that are to take it first."""
+    recovery_look_seconds: float = 10.0
+    """How often it looks for sessions that nobody has, though no node came, went or died."""
     sweep_seconds: float = 30.0
     """How often expired sessions are looked for."""
     purge_seconds: float = 7 * 24 * 3600.0

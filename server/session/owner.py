@@ -15,9 +15,9 @@ from forkpoint.errors import (
 from forkpoint.ids import SessionName
 from forkpoint.server.session.core import NodeCore
 from forkpoint.server.session.generation import RunningGeneration
-from forkpoint.server.session.lease import DeathWatch
 from forkpoint.server.session.live import LiveSession
 from forkpoint.server.session.logread import read_slices
+from forkpoint.server.session.membership import Membership
 from forkpoint.statestore.records import GenerationRow, NodeRow, RequestKey, SessionRow, SessionState
 
 ACQUIRE_TRIES = 5
@@ -49,9 +49,9 @@ class NameLocks:
 class Owners:
     """Takes sessions for this node."""
 
-    def __init__(self, core: NodeCore, watch: DeathWatch) -> None:
+    def __init__(self, core: NodeCore, members: Membership) -> None:
         self._core = core
-        self._watch = watch
+        self._members = members
         self._locks = NameLocks()
 
     async def own(self, name: SessionName, resume: bool = False, request: RequestKey | None = None) -> LiveSession:
@@ -98,7 +98,7 @@ class Owners:
     async def relocating(self, name: SessionName) -> SessionRelocatingError:
         """The error that says who has the session now."""
         row = await self._core.catalog.get_session(name)
-        node = await self._node(row.owner)
+        node = await self._members.holder(row.owner)
         if node is None:
             return SessionRelocatingError(str(name), row.owner or "nobody", "")
         return SessionRelocatingError(str(name), node.node, node.address)
@@ -107,8 +107,7 @@ class Owners:
         """The live node that has the session, None when this one may take it."""
         if row.owner in ("", self._core.incarnation):
             return None
-        node = await self._node(row.owner)
-        return None if node is None or self._watch.is_dead(node) else node
+        return await self._members.holder(row.owner)
 
     async def _acquire(self, name: SessionName, resume: bool, request: RequestKey | None) -> SessionRow:
         for _ in range(ACQUIRE_TRIES):
@@ -127,7 +126,3 @@ class Owners:
             except StaleEpochError:
                 continue
         raise await self.relocating(name)
-
-    async def _node(self, incarnation: str) -> NodeRow | None:
-        nodes = await self._core.catalog.list_nodes()
-        return next((node for node in nodes if node.incarnation == incarnation), None)

@@ -2,14 +2,16 @@
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from typing import Final
 
 from forkpoint.errors import ForkpointError, NotFoundError, StoreUnavailableError, UnavailableError
 from forkpoint.server.session.core import NodeCore
 from forkpoint.server.session.lease import IncarnationLock, LeaseKeeper
+from forkpoint.server.session.membership import Membership
 from forkpoint.statestore.base import Catalog
-from forkpoint.statestore.records import NodeRow, StoreMarker
+from forkpoint.statestore.records import NodeRow, NodeStatus, StoreMarker
 
 log = logging.getLogger(__name__)
 
@@ -17,6 +19,37 @@ PROBE_SECONDS: Final = 0.5
 """How long the lease's thread waits for the node's own connection to show that it works."""
 RENEW_TIMEOUT_SECONDS: Final = 10.0
 """A renewal that takes longer has failed; the next one is tried."""
+
+
+class Renewal:
+    """What is done for the lease again and again: the node's counter moves on, and its status is told with it.
+
+    A node whose work does not get on tells so once; then its lease ends, so that others take its sessions. When it gets
+    on again it is a node like any that was taken for dead.
+    """
+
+    def __init__(self, row: NodeRow, status: Callable[[], NodeStatus], taken_for_dead: Callable[[], None]) -> None:
+        """`taken_for_dead` is called once the node is registered anew."""
+        self.row = row
+        self._status = status
+        self._taken_for_dead = taken_for_dead
+        self._told_stall = False
+
+    async def renew(self, catalog: Catalog) -> None:
+        """Renew. A node that others took for dead (it was stopped for a while) is not known any more: it registers
+        again. What it owned may be its own no longer; epochs see to that."""
+        status = self._status()
+        if status.stalled and self._told_stall:
+            return
+        try:
+            await catalog.renew_lease(self.row.incarnation, status)
+        except NotFoundError:
+            log.warning("other nodes took this one for dead: it registers again")
+            await catalog.register_node(replace(self.row, status=status))
+            self._taken_for_dead()
+        if status.stalled:
+            log.error("the node's work does not get on: its lease ends")
+        self._told_stall = status.stalled
 
 
 class OwnCatalog:
@@ -27,12 +60,16 @@ class OwnCatalog:
     """
 
     def __init__(
-        self, make: Callable[[], Catalog], marker: StoreMarker, row: NodeRow, probe: Callable[[], None] = lambda: None
+        self,
+        make: Callable[[], Catalog],
+        marker: StoreMarker,
+        renew: Callable[[Catalog], Awaitable[None]],
+        probe: Callable[[], None] = lambda: None,
     ) -> None:
         self._probe = probe
         self._make = make
         self._marker = marker
-        self._row = row
+        self._do = renew
         self._loop: asyncio.AbstractEventLoop | None = None
         self._catalog: Catalog | None = None
 
@@ -59,7 +96,7 @@ class OwnCatalog:
                 await self._drop()
                 raise
         try:
-            await renew_or_register(self._catalog, self._row)
+            await self._do(self._catalog)
         except StoreUnavailableError:
             await self._drop()
             raise
@@ -70,21 +107,12 @@ class OwnCatalog:
             await catalog.close()
 
 
-async def renew_or_register(catalog: Catalog, row: NodeRow) -> None:
-    """Renew. A node that others took for dead (it was stopped for a while) is not known any more: it registers again.
-    What it owned is not its own any longer; epochs see to that."""
-    try:
-        await catalog.renew_lease(row.incarnation)
-    except NotFoundError:
-        log.warning("other nodes took this one for dead: it registers again")
-        await catalog.register_node(row)
-
-
 class Presence:
     """Registers the incarnation and keeps it alive."""
 
-    def __init__(self, core: NodeCore, lease_catalog: Callable[[], Catalog] | None) -> None:
+    def __init__(self, core: NodeCore, members: Membership, lease_catalog: Callable[[], Catalog] | None) -> None:
         self._core = core
+        self._members = members
         self._make = lease_catalog
         self._lock: IncarnationLock | None = None
         self._keeper: LeaseKeeper | None = None
@@ -98,13 +126,20 @@ class Presence:
             lock_path = str(self._lock.path)
         numerics = core.engine.facts.numerics_id
         node = NodeRow(core.incarnation, options.node, options.address, numerics, lock_path=lock_path)
-        await core.catalog.register_node(node)
-        self._keeper = self.make_keeper(node)
-        self._keeper.start()
+        await core.engine.capacity()
+        await core.catalog.register_node(replace(node, status=self._members.status()))
+        loop = asyncio.get_running_loop()
 
-    def make_keeper(self, row: NodeRow) -> LeaseKeeper:
-        """Renews the lease of `row` from a thread of its own; a simulation, which has no threads, makes another."""
-        renew, close = self._renewal(row)
+        def taken_for_dead() -> None:
+            loop.call_soon_threadsafe(core.doubt_all)
+
+        self._keeper = self.make_keeper(Renewal(node, self._members.status, taken_for_dead))
+        self._keeper.start()
+        await self._members.refresh()
+
+    def make_keeper(self, renewal: Renewal) -> LeaseKeeper:
+        """Renews the lease from a thread of its own; a simulation, which has no threads, makes another."""
+        renew, close = self._in_thread(renewal)
         return LeaseKeeper(renew, self._core.options.lease_renew_seconds, close)
 
     async def end(self) -> None:
@@ -133,7 +168,8 @@ class Presence:
             self._keeper.stop()
             await self._keeper.join()
 
-    def _renewal(self, row: NodeRow) -> tuple[Callable[[], object], Callable[[], None]]:
+    def _in_thread(self, renewal: Renewal) -> tuple[Callable[[], object], Callable[[], None]]:
+        """What the lease's thread calls to renew, and in the end."""
         loop = asyncio.get_running_loop()
 
         def probe() -> None:
@@ -144,13 +180,13 @@ class Presence:
                 look.cancel()  # slow is not broken
 
         if self._make is not None:
-            own = OwnCatalog(self._make, self._core.marker, row, probe)
+            own = OwnCatalog(self._make, self._core.marker, renewal.renew, probe)
             return own.renew, own.close
 
         def renew() -> object:
             if loop.is_closed():
                 raise UnavailableError("the node's loop has ended")
-            renewal = renew_or_register(self._core.catalog, row)
-            return asyncio.run_coroutine_threadsafe(renewal, loop).result(RENEW_TIMEOUT_SECONDS)
+            work = renewal.renew(self._core.catalog)
+            return asyncio.run_coroutine_threadsafe(work, loop).result(RENEW_TIMEOUT_SECONDS)
 
         return renew, lambda: None

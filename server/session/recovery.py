@@ -9,9 +9,11 @@ from forkpoint.errors import ForkpointError, SessionRelocatingError, Unavailable
 from forkpoint.ids import SessionName
 from forkpoint.limits import PAGE_SIZE_MAX
 from forkpoint.server.session.claims import Claims
-from forkpoint.server.session.lease import DeathWatch, remove_lock_file
+from forkpoint.server.session.lease import remove_lock_file
 from forkpoint.server.session.lifecycle import Lifecycle
 from forkpoint.server.session.live import LiveSession
+from forkpoint.server.session.membership import Membership
+from forkpoint.server.session.placement import NodeState
 from forkpoint.statestore.records import SessionRow, SessionState
 
 log = logging.getLogger(__name__)
@@ -20,10 +22,10 @@ log = logging.getLogger(__name__)
 class Recovery:
     """Slow background rounds. Sessions without a generation wait until somebody touches them."""
 
-    def __init__(self, claims: Claims, watch: DeathWatch, lifecycle: Lifecycle) -> None:
+    def __init__(self, claims: Claims, members: Membership, lifecycle: Lifecycle) -> None:
         self._claims = claims
         self._core = claims.core
-        self._watch = watch
+        self._members = members
         self._lifecycle = lifecycle
         self._nodes: frozenset[str] = frozenset()
         """Incarnations of the last round that recovered all there was."""
@@ -48,8 +50,8 @@ class Recovery:
         node's row goes when its generations are taken; what else it owned is free to take without a row.
         """
         core = self._core
-        nodes = {node.incarnation: node for node in await core.catalog.list_nodes()}
-        dead = [node for node in nodes.values() if node.incarnation != core.incarnation and self._watch.is_dead(node)]
+        nodes = {node.incarnation: node for node in await self._members.refresh()}
+        dead = [node for node in nodes.values() if self._members.state(node) is NodeState.DEAD]
         if not dead and self._nodes == nodes.keys():
             return
         living = nodes.keys() - {node.incarnation for node in dead} - {core.incarnation}
@@ -59,7 +61,6 @@ class Recovery:
             return
         for node in dead:
             await core.catalog.remove_node(node.incarnation)
-            self._watch.forget(node.incarnation)
             remove_lock_file(node)
         self._nodes = frozenset(nodes)
 

@@ -5,6 +5,7 @@ import concurrent.futures
 import subprocess
 import sys
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ from forkpoint.server.session.api import GenerateCall
 from forkpoint.server.session.lease import DeathWatch, IncarnationLock, LeaseKeeper, lock_is_free
 from forkpoint.server.session.live import TRIM_SLACK, LogTail
 from forkpoint.server.session.owner import NameLocks
-from forkpoint.server.session.presence import OwnCatalog
+from forkpoint.server.session.presence import OwnCatalog, Renewal
 from forkpoint.server.session.seeds import derive_seed, random_seed
 from forkpoint.server.session.tasks import TaskOwner
 from forkpoint.statestore.base import Catalog
@@ -77,31 +78,81 @@ def test_the_death_of_a_process_frees_its_lock_at_once(tmp_path: Path) -> None:
     process.stdout.close()
 
 
+class Looks:
+    """A watch of patience 3.5 s that looks every quarter of a second, and what it looks at."""
+
+    def __init__(self) -> None:
+        self.clock = HandClock()
+        self.watch = DeathWatch(self.clock, 3.5)
+        self.own, self.renews, self.other = 1.0, True, row(5)
+        self.other_renews = False
+
+    def on(self, seconds: float) -> bool:
+        """Go on for so long; whether the other is dead then."""
+        for _ in range(round(seconds * 4)):
+            self.clock.now += 0.25
+            before, self.own = int(self.own), self.own + (0.25 if self.renews else 0)
+            if self.other_renews and self.renews:
+                self.other = replace(self.other, counter=self.other.counter + int(self.own) - before)
+            self.look()
+        return self.watch.is_dead(self.other)
+
+    def look(self) -> None:
+        mine = NodeRow("own", "o", "a", "x", int(self.own))
+        self.watch.observe([mine, self.other], "own", self.clock.now)
+
+
 def test_a_counter_that_stands_still_long_enough_is_death() -> None:
-    clock = HandClock()
-    watch = DeathWatch(clock, 3.5)
-    assert watch.is_dead(row(5)) is False, "seen for the first time"
-    clock.now += 3.4
-    assert watch.is_dead(row(5)) is False
-    clock.now += 0.2
-    assert watch.is_dead(row(5)) is True
-    assert watch.is_dead(row(6)) is False, "it moves again"
-    clock.now += 3.4
-    assert watch.is_dead(row(7)) is False
-    watch.forget("i-1")
-    clock.now += 100
-    assert watch.is_dead(row(7)) is False
+    looks = Looks()
+    looks.look()
+    assert looks.watch.is_dead(looks.other) is False, "seen for the first time"
+    assert looks.on(3.25) is False
+    assert looks.on(0.25) is True
+    looks.other = row(6)
+    assert looks.on(0.25) is False, "it moves again"
+    assert looks.on(3.25) is False
+
+
+def test_nobody_is_dead_while_the_store_takes_no_renewals_and_all_get_their_time_afterwards() -> None:
+    looks = Looks()
+    looks.other_renews = True
+    looks.on(2)
+    looks.renews = False
+    assert looks.on(60) is False, "the own lease does not move either"
+    looks.renews, looks.other_renews = True, False
+    assert looks.on(3.25) is False, "the store is well again, and the other one may be about to renew"
+    assert looks.on(1.5) is True
+
+
+def test_who_was_stopped_judges_nobody_by_what_it_did_not_see() -> None:
+    looks = Looks()
+    looks.other_renews = True
+    looks.on(2)
+    looks.other_renews = False
+    looks.clock.now += 3600
+    looks.own += 1
+    looks.look()
+    assert looks.watch.is_dead(looks.other) is False
+    assert looks.on(3.25) is False
+    assert looks.on(0.25) is True
+
+
+def test_who_is_not_registered_judges_nobody() -> None:
+    looks = Looks()
+    for _ in range(100):
+        looks.clock.now += 0.25
+        looks.watch.observe([looks.other], "own", looks.clock.now)
+    assert looks.watch.is_dead(looks.other) is False
 
 
 def test_a_held_lock_is_no_proof_of_life(tmp_path: Path) -> None:
-    clock, path = HandClock(), tmp_path / "i.lock"
-    watch = DeathWatch(clock, 3.5)
+    looks, path = Looks(), tmp_path / "i.lock"
     lock = IncarnationLock.acquire(path)
-    assert watch.is_dead(row(5, str(path))) is False
-    clock.now += 3.6
-    assert watch.is_dead(row(6, str(path))) is False, "its counter moved"
-    clock.now += 3.6
-    assert watch.is_dead(row(6, str(path))) is True, "stopped: it holds its lock and renews nothing"
+    looks.other = row(5, str(path))
+    assert looks.on(3.5) is False
+    looks.other = row(6, str(path))
+    assert looks.on(0.25) is False, "its counter moved"
+    assert looks.on(3.5) is True, "stopped: it holds its lock and renews nothing"
     lock.release(unlink=True)
 
 
@@ -152,7 +203,7 @@ def test_a_lease_catalog_that_does_not_open_is_closed_and_made_anew() -> None:
     closed: list[MemoryCatalog] = []
     broken: list[MemoryCatalog] = []
     node = NodeRow("i", "n", "", "x")
-    own = OwnCatalog(make, MARKER, node)
+    own = OwnCatalog(make, MARKER, Renewal(node, NodeStatus, lambda: None).renew)
     for _ in range(2):
         with pytest.raises(StoreUnavailableError):
             own.renew()

@@ -10,12 +10,11 @@ from forkpoint.errors import ForkpointError
 from forkpoint.server.session.lease import LeaseKeeper
 from forkpoint.server.session.node import Node
 from forkpoint.server.session.options import NodeOptions
-from forkpoint.server.session.presence import Presence, renew_or_register
+from forkpoint.server.session.presence import Presence, Renewal
 from forkpoint.statestore.base import Catalog
 from forkpoint.statestore.checkpoint import CheckpointStore
 from forkpoint.statestore.election import Election
 from forkpoint.statestore.gc import Collector, CollectorOptions
-from forkpoint.statestore.records import NodeRow
 from forkpoint.statestore.retention import RetentionPolicy
 from tests.sim.link import Link, Weather
 from tests.sim.process import Condition, Process
@@ -32,6 +31,9 @@ OPTIONS: Final = NodeOptions(
     lease_renew_seconds=0.15,
     lease_ttl_seconds=0.5,
     lease_skew_seconds=0.05,
+    watch_seconds=0.05,
+    recovery_rank_seconds=0.1,
+    recovery_look_seconds=1.0,
     recovery_poll_seconds=0.2,
     sweep_seconds=0.7,
     retry_first_seconds=0.02,
@@ -65,10 +67,10 @@ class SkewedClock:
 class TaskKeeper(LeaseKeeper):
     """Renews from a task: the simulation has no threads. Like the thread it stops with its process."""
 
-    def __init__(self, presence: "SimPresence", row: NodeRow, interval: float) -> None:
+    def __init__(self, presence: "SimPresence", renewal: Renewal, interval: float) -> None:
         super().__init__(lambda: None, interval)
         self._presence = presence
-        self._row = row
+        self._renewal = renewal
         self._seconds = interval
         self._task: asyncio.Task[None] | None = None
 
@@ -87,7 +89,7 @@ class TaskKeeper(LeaseKeeper):
         while True:
             await asyncio.sleep(self._seconds)
             try:
-                await renew_or_register(self._presence.catalog, self._row)
+                await self._renewal.renew(self._presence.catalog)
             except ForkpointError:
                 continue  # the next one is tried
 
@@ -100,8 +102,8 @@ class SimPresence(Presence):
         """The node's own connection."""
         return self._core.catalog
 
-    def make_keeper(self, row: NodeRow) -> LeaseKeeper:
-        return TaskKeeper(self, row, self._core.options.lease_renew_seconds)
+    def make_keeper(self, renewal: Renewal) -> LeaseKeeper:
+        return TaskKeeper(self, renewal, self._core.options.lease_renew_seconds)
 
 
 class Seat:

@@ -1,0 +1,160 @@
+"""The nodes of the store, as this one sees them, and what it tells them about itself."""
+
+import asyncio
+import logging
+from collections import Counter
+from dataclasses import replace
+
+from forkpoint.errors import ForkpointError
+from forkpoint.server.session.changes import Signal
+from forkpoint.server.session.core import NodeCore
+from forkpoint.server.session.lease import DeathWatch
+from forkpoint.server.session.live import Place
+from forkpoint.server.session.placement import Candidate, NodeState
+from forkpoint.statestore.records import NodeRow, NodeStatus
+
+log = logging.getLogger(__name__)
+
+
+class Membership:
+    """A directory that is as old as its last look: at most `watch_seconds` while the store answers. Who is to act on
+    it looks anew (`refresh`, `holder`); who is sent astray by it does so as well.
+
+    `nodes`: rows in order of registration. `version` counts nodes that came, went, died or came back to life; `changed`
+    fires at these, and when anything else that a node tells about itself has changed.
+    """
+
+    def __init__(self, core: NodeCore, watch: DeathWatch) -> None:
+        self._core = core
+        self._watch = watch
+        self.nodes: tuple[NodeRow, ...] = ()
+        self.version = 0
+        self.changed = Signal()
+        self._states: dict[str, NodeState] = {}
+        self._placed: Counter[str] = Counter()
+        self._reading = asyncio.Lock()
+        self._reads = 0
+
+    async def run(self) -> None:
+        """Look again and again."""
+        while True:
+            try:
+                await self.refresh()
+            except ForkpointError as error:
+                log.warning("the nodes could not be read: %s", error)
+            except Exception:
+                log.exception("looking at the nodes failed")
+            await asyncio.sleep(self._core.options.watch_seconds)
+
+    async def tell(self) -> None:
+        """Ask the engine again and again how much room it has, for `status`. While the engine is busy the answer is
+        late, and the status as old as that."""
+        while True:
+            await self._core.engine.capacity()
+            await asyncio.sleep(self._core.options.lease_renew_seconds)
+
+    async def refresh(self) -> tuple[NodeRow, ...]:
+        """Read the nodes anew: what comes back was read after the call. Callers at one time share a read."""
+        asked = self._reads
+        async with self._reading:
+            if self._reads <= asked:
+                self._reads += 1
+                began = self._core.clock.monotonic()
+                self._take(await self._core.catalog.list_nodes(), began)
+            return self.nodes
+
+    def node(self, incarnation: str) -> NodeRow | None:
+        """The row of an incarnation."""
+        return next((node for node in self.nodes if node.incarnation == incarnation), None)
+
+    def named(self, name: str) -> NodeRow | None:
+        """The newest incarnation of a node."""
+        return next((node for node in reversed(self.nodes) if node.node == name), None)
+
+    def state(self, row: NodeRow) -> NodeState:
+        """What may be sent to a node. One that is not known (any more) is dead."""
+        return self._states.get(row.incarnation, NodeState.DEAD)
+
+    def living(self) -> list[NodeRow]:
+        """All that are not known to be dead, this one among them."""
+        return [node for node in self.nodes if self.state(node) is not NodeState.DEAD]
+
+    async def holder(self, incarnation: str) -> NodeRow | None:
+        """The node that has what `incarnation` owns; None when it is dead or gone, by a look that was made for it."""
+        for attempt in range(2):
+            node = self.node(incarnation)
+            # A lock that was let go since the last look is seen at once.
+            if node is not None and self._judge(node) is not NodeState.DEAD and self.state(node) is not NodeState.DEAD:
+                return node
+            if attempt == 0:
+                await self.refresh()
+        return None
+
+    def candidates(self) -> list[Candidate]:
+        """All nodes, for placement."""
+        return [
+            Candidate(
+                node.incarnation,
+                node.numerics_id,
+                self.state(node),
+                node.status,
+                self._placed[node.incarnation],
+            )
+            for node in self.nodes
+        ]
+
+    def note_placed(self, incarnation: str) -> None:
+        """A session was sent there: until the node tells its status anew it counts as one more."""
+        self._placed[incarnation] += 1
+
+    def status(self) -> NodeStatus:
+        """What this node tells with each renewal of its lease. May be called from any thread."""
+        core = self._core
+        lives = list(core.lives.values())
+        capacity = core.engine.known_capacity
+        told = NodeStatus(
+            draining=core.cordoned or core.draining or core.leaving,
+            stalled=bool(core.progress.stalled),
+            sessions=len(lives),
+            waiting=sum(live.place is not Place.RESIDENT and live.generation is not None for live in lives),
+            following=len(core.follows),
+        )
+        if capacity is None:
+            return told
+        return replace(
+            told,
+            slots_total=capacity.slots_total,
+            slots_free=capacity.slots_free,
+            pages_total=capacity.pages_total,
+            pages_free=capacity.pages_free,
+        )
+
+    def _take(self, rows: list[NodeRow], began: float) -> None:
+        """Note what was read; the read began at `began` on our clock."""
+        self._watch.observe(rows, self._core.incarnation, began)
+        known = {node.incarnation: node for node in self.nodes}
+        states = {node.incarnation: self._judge(node) for node in rows}
+        for node in rows:
+            before = known.get(node.incarnation)
+            if before is None or before.counter != node.counter:
+                self._placed.pop(node.incarnation, None)
+        if _living(states) != _living(self._states) or states.keys() != self._states.keys():
+            self.version += 1
+        told = [replace(node, counter=0) for node in rows] != [replace(node, counter=0) for node in self.nodes]
+        changed = told or states != self._states
+        self.nodes, self._states = tuple(rows), states
+        if changed:
+            self.changed.fire()
+
+    def _judge(self, node: NodeRow) -> NodeState:
+        own = node.incarnation == self._core.incarnation
+        if not own and self._watch.is_dead(node):
+            return NodeState.DEAD
+        status = self.status() if own else node.status
+        if status.stalled:
+            return NodeState.STALLED
+        return NodeState.DRAINING if status.draining else NodeState.SERVING
+
+
+def _living(states: dict[str, NodeState]) -> set[str]:
+    return {incarnation for incarnation, state in states.items() if state is not NodeState.DEAD}
