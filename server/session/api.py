@@ -6,6 +6,7 @@ leaves the generation running, unless the call said cancel_on_disconnect.
 
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import Protocol
 
 from forkpoint.ids import SessionName
@@ -182,6 +183,30 @@ class ResumeResult:
     exact: bool
 
 
+class MovePhase(Enum):
+    """What a move is doing; the names are the API's."""
+
+    RESTORING = "RESTORING"
+    """The target loads a checkpoint."""
+    REPLAYING = "REPLAYING"
+    """It replays the log, while the source goes on."""
+    CUTTING_OVER = "CUTTING_OVER"
+    MOVED = "MOVED"
+
+
+@dataclass(frozen=True, slots=True)
+class MoveReport:
+    """How far a move to the node `target` is. `lag_tokens`: committed, and not consumed there. `view` and
+    `pause_seconds` (how long no token could be committed) come with the last one."""
+
+    phase: MovePhase
+    target: str
+    restored_tokens: int = 0
+    lag_tokens: int = 0
+    view: SessionView | None = None
+    pause_seconds: float = 0.0
+
+
 @dataclass(frozen=True, slots=True)
 class CheckpointPart:
     """One part as stored."""
@@ -221,6 +246,24 @@ class ExportedSession:
     tokenizer_digest: bytes
     namespace: str
     generations: tuple[GenerationRow, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class DrainReport:
+    """How far a drain is: sessions that are here, that other nodes have, and that were checkpointed and given up."""
+
+    left: int
+    moved: int
+    parked: int
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedMove:
+    """One running session from node to node."""
+
+    name: SessionName
+    source: NodeRow
+    target: NodeRow
 
 
 class SessionNode(Protocol):
@@ -271,5 +314,8 @@ class SessionNode(Protocol):
         self, name: SessionName, head: ExportedSession, slices: AsyncIterator[LogSlice], request: RequestKey | None
     ) -> SessionView: ...
     async def list_nodes(self) -> Sequence[NodeRow]: ...
+    def drain(self) -> AsyncIterator[DrainReport]: ...
+    async def undrain(self) -> None: ...
+    async def plan_rebalance(self, moves_max: int) -> list[PlannedMove]: ...
     async def start(self) -> None: ...
     async def stop(self) -> None: ...

@@ -1,9 +1,14 @@
-"""Which running sessions move where, so that nodes have about as much to do as one another. Pure."""
+"""Which running sessions move where, so that nodes have about as much to do as one another."""
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from forkpoint.ids import SessionName
+from forkpoint.server.session.api import PlannedMove
+from forkpoint.server.session.core import NodeCore
+from forkpoint.server.session.membership import Membership
+from forkpoint.server.session.placement import NodeState
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,3 +47,31 @@ def plan_moves(nodes: Sequence[NodeLoad], moves_max: int = 0) -> list[Move]:
         counts[source] -= 1
         counts[target] += 1
     return moves
+
+
+class Balancer:
+    """Plans over all nodes that serve; each numerics id for itself, since only equal ones go on with the same bits."""
+
+    def __init__(self, core: NodeCore, members: Membership) -> None:
+        self._core = core
+        self._members = members
+
+    async def plan(self, moves_max: int) -> list[PlannedMove]:
+        """Moves by who runs what now, short logs first: they are restored soonest. Raises what the store raises."""
+        nodes = {
+            node.incarnation: node
+            for node in await self._members.refresh()
+            if self._members.state(node) is NodeState.SERVING
+        }
+        running: dict[str, list[tuple[int, SessionName]]] = defaultdict(list)
+        for row in await self._core.catalog.list_open_generations():
+            running[row.owner].append((row.head, row.name))
+        groups: dict[str, list[NodeLoad]] = defaultdict(list)
+        for node in nodes.values():
+            names = tuple(name for _, name in sorted(running[node.incarnation], key=lambda at: (at[0], str(at[1]))))
+            groups[node.numerics_id].append(NodeLoad(node.incarnation, node.status.slots_total, names))
+        moves: list[Move] = []
+        for loads in groups.values():
+            if not 0 < moves_max <= len(moves):
+                moves += plan_moves(loads, max(0, moves_max - len(moves)))
+        return [PlannedMove(move.name, nodes[move.source], nodes[move.target]) for move in moves]
