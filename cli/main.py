@@ -6,13 +6,26 @@ import sys
 from collections.abc import Sequence
 
 from forkpoint import __version__
-from forkpoint.cli import chat, check, checkpoint, doctor, gc, generate, plan, serve, session, workflow
+from forkpoint.cli import (
+    chat,
+    check,
+    checkpoint,
+    doctor,
+    gc,
+    generate,
+    migrate,
+    node,
+    plan,
+    serve,
+    session,
+    workflow,
+)
 from forkpoint.cli.demo import verb as demo
 from forkpoint.cli.output import fail
 from forkpoint.client.errors import RemoteError
 from forkpoint.errors import ForkpointError
 
-VERBS = (serve, demo, session, generate, chat, checkpoint, workflow, plan, check, gc, doctor)
+VERBS = (serve, demo, session, generate, chat, checkpoint, workflow, node, migrate, plan, check, gc, doctor)
 
 EXIT_ERROR = 1
 EXIT_USAGE = 2

@@ -20,7 +20,8 @@ def add_remote(parser: argparse.ArgumentParser, with_json: bool = True) -> None:
         "--address",
         default=os.environ.get(ADDRESS_VARIABLE) or ADDRESS_DEFAULT,
         metavar="HOST:PORT",
-        help=f"the server (default: ${ADDRESS_VARIABLE}, else {ADDRESS_DEFAULT})",
+        help="a server, or several of one cluster with commas between them, which stand in for each other "
+        f"(default: ${ADDRESS_VARIABLE}, else {ADDRESS_DEFAULT})",
     )
     if with_json:
         parser.add_argument("--json", action="store_true", help="machine-readable output")
@@ -34,7 +35,7 @@ def call(
     """Run `action` with a client of a server that serves within `ready_s` (None: don't ask)."""
 
     async def connected() -> int:
-        async with Client(arguments.address) as client:
+        async with Client(arguments.address.split(",")) as client:
             # A stream waits a minute for a server that dies under it. One that was never there is an error at once.
             if ready_s is not None:
                 await client.ready(ready_s)

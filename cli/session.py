@@ -8,7 +8,7 @@ from forkpoint.cli.remote import add_remote
 
 def add_parser(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     """Add `session` and its sub-verbs."""
-    parser = verbs.add_parser("session", help="create, list, fork, rewind, pause, resume, export sessions")
+    parser = verbs.add_parser("session", help="create, list, fork, rewind, pause, resume, release, export sessions")
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
     _add_create(actions)
     _add_lists(actions)
@@ -29,8 +29,19 @@ def _add_create(actions: "_Actions[_Parser]") -> None:
     create.add_argument("--on-turn-end", action="store_true", help="also checkpoint when a generation ends")
     create.add_argument("--label", action="append", default=[], metavar="KEY=VALUE")
     create.add_argument("--transient", action="store_true", help="no checkpoints by count or turn")
+    _add_standbys(create, default=0, note="default: the workflow's")
     create.add_argument("--create-workflow", action="store_true", help="make the workflow when it does not exist")
     _finish(create, calls.create)
+
+
+def _add_standbys(parser: _Parser, default: int | None, note: str) -> None:
+    parser.add_argument(
+        "--standbys",
+        type=int,
+        default=default,
+        metavar="N",
+        help=f"nodes that follow the session, ready to go on when its owner dies ({note})",
+    )
 
 
 def _add_lists(actions: "_Actions[_Parser]") -> None:
@@ -41,6 +52,7 @@ def _add_lists(actions: "_Actions[_Parser]") -> None:
     tree = actions.add_parser("tree", help="the fork tree of a workflow, or of all")
     tree.add_argument("workflow", nargs="?", default="-")
     tree.add_argument("--deleted", action="store_true")
+    tree.add_argument("--cluster", action="store_true", help="also say which node has each session")
     _finish(tree, calls.tree)
     show = actions.add_parser("show", help="everything about one session")
     show.add_argument("session", help="W/S")
@@ -63,9 +75,20 @@ def _add_branches(actions: "_Actions[_Parser]") -> None:
 
 
 def _add_life(actions: "_Actions[_Parser]") -> None:
+    update = actions.add_parser("update", help="change what a session was created with")
+    update.add_argument("session")
+    update.add_argument("--label", action="append", default=None, metavar="KEY=VALUE", help="instead of all labels")
+    update.add_argument("--every-tokens", type=int, metavar="N", help="checkpoint interval, 0 for none")
+    update.add_argument(
+        "--on-turn-end", action=argparse.BooleanOptionalAction, help="checkpoint when a generation ends"
+    )
+    update.add_argument("--keep-last", type=int, metavar="N", help="newest checkpoints that stay")
+    _add_standbys(update, default=None, note="0: none")
+    _finish(update, calls.update)
     for name, action, text in (
         ("pause", calls.pause, "checkpoint, free the node's memory and give up ownership"),
         ("resume", calls.resume, "take ownership and restore, on the server that is called"),
+        ("release", calls.release, "let a quarantined session take calls again"),
         ("cancel", calls.cancel, "end the running generation at a token border"),
         ("delete", calls.delete, "hide the session; its descendants live on"),
         ("undelete", calls.undelete, "bring a deleted session back, paused"),

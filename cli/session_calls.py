@@ -10,7 +10,7 @@ from typing import BinaryIO, TypeVar
 from forkpoint.cli.names import session_name, short, split_session, workflow_name
 from forkpoint.cli.output import bytes_text, print_fields, print_json, print_json_line, print_table
 from forkpoint.cli.remote import call
-from forkpoint.cli.shown import SESSION_COLUMNS, session_dict, session_row, tree_lines
+from forkpoint.cli.shown import SESSION_COLUMNS, enum_name, session_dict, session_row, tree_lines
 from forkpoint.client.client import Client
 from forkpoint.client.errors import RemoteError
 from forkpoint.client.frames import frame, read_frames
@@ -44,7 +44,24 @@ async def create(client: Client, arguments: argparse.Namespace) -> int:
         on_turn_end=arguments.on_turn_end,
         labels=labels(arguments.label),
         transient=arguments.transient,
+        standbys=arguments.standbys,
     )
+    return await _done(session, arguments)
+
+
+async def update(client: Client, arguments: argparse.Namespace) -> int:
+    """session update"""
+    changes = {
+        "labels": None if arguments.label is None else labels(arguments.label),
+        "every_tokens": arguments.every_tokens,
+        "on_turn_end": arguments.on_turn_end,
+        "keep_last": arguments.keep_last,
+        "standbys": arguments.standbys,
+    }
+    if all(value is None for value in changes.values()):
+        raise InvalidFieldError("session update", "nothing to change: see --help")
+    session = opened(client, arguments)
+    await session.update(**changes)
     return await _done(session, arguments)
 
 
@@ -61,11 +78,17 @@ async def list_all(client: Client, arguments: argparse.Namespace) -> int:
 async def tree(client: Client, arguments: argparse.Namespace) -> int:
     """session tree"""
     found = [s async for s in client.sessions.list(_scope(arguments), show_deleted=arguments.deleted)]
+    nodes = {node.name: node async for node in client.nodes.list()} if arguments.cluster else {}
     if arguments.json:
-        keys = ("name", "parent", "fork_position", "head", "state")
-        print_json([{key: session_dict(session)[key] for key in keys} for session in found])
+        keys = ["name", "parent", "fork_position", "head", "state", *(["node"] if arguments.cluster else [])]
+        shown = [{key: session_dict(session)[key] for key in keys} for session in found]
+        if arguments.cluster:
+            for session in shown:
+                owner = nodes.get(session["node"])
+                session["node_state"] = "" if owner is None else enum_name(owner, "state")
+        print_json(shown)
     else:
-        print("\n".join(tree_lines(found)))
+        print("\n".join(tree_lines(found, nodes if arguments.cluster else None)))
     return 0
 
 
@@ -135,6 +158,13 @@ async def resume(client: Client, arguments: argparse.Namespace) -> int:
             f"{answer.replayed_tokens:,} replayed, {'exact' if answer.exact else 'not exact'}"
         )
     return 0
+
+
+async def release(client: Client, arguments: argparse.Namespace) -> int:
+    """session release"""
+    session = opened(client, arguments)
+    await session.release_quarantine()
+    return await _done(session, arguments)
 
 
 async def cancel(client: Client, arguments: argparse.Namespace) -> int:

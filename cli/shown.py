@@ -1,6 +1,6 @@
 """Resources of the API as plain values, for tables and JSON. Bytes are hex, times RFC 3339, names full."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from forkpoint.cli.names import short
@@ -42,6 +42,7 @@ def session_dict(session: Any) -> dict[str, Any]:
         "model_digest": session.model.model_digest.hex(),
         "labels": dict(session.labels),
         "transient": session.transient,
+        "standbys": session.standbys,
         "create_time": time_text(session, "create_time"),
         "update_time": time_text(session, "update_time"),
         "delete_time": time_text(session, "delete_time"),
@@ -95,14 +96,62 @@ def workflow_dict(workflow: Any) -> dict[str, Any]:
     return {
         "name": workflow.name,
         "labels": dict(workflow.labels),
+        "standbys": workflow.standbys,
         "create_time": time_text(workflow, "create_time"),
         "update_time": time_text(workflow, "update_time"),
         "etag": workflow.etag,
     }
 
 
-def tree_lines(sessions: Iterable[Any]) -> list[str]:
-    """The fork tree as indented lines, children under their parents, parents that are hidden left out."""
+def node_dict(node: Any) -> dict[str, Any]:
+    """A Node."""
+    return {
+        "name": node.name,
+        "incarnation": node.incarnation,
+        "state": enum_name(node, "state"),
+        "address": node.address,
+        "numerics_id": node.numerics_id,
+        "sessions": node.sessions,
+        "waiting": node.waiting,
+        "following": node.following,
+        "slots_total": node.slots_total,
+        "slots_free": node.slots_free,
+        "pages_total": node.pages_total,
+        "pages_free": node.pages_free,
+        "lease_counter": node.lease_counter,
+    }
+
+
+NODE_COLUMNS = ("node", "state", "address", "sessions", "waiting", "following", "slots free", "pages free", "numerics")
+
+
+def node_row(node: Any) -> tuple[object, ...]:
+    """A Node in a table, under NODE_COLUMNS."""
+    return (
+        node.name.removeprefix("nodes/"),
+        enum_name(node, "state"),
+        node.address,
+        node.sessions,
+        node.waiting,
+        node.following,
+        f"{node.slots_free:,} of {node.slots_total:,}",
+        f"{node.pages_free:,} of {node.pages_total:,}",
+        node.numerics_id[:12],
+    )
+
+
+def _place(session: Any, nodes: Mapping[str, Any]) -> str:
+    """Where a session is, for its line of the tree. A node that serves as it should goes without saying so."""
+    if not session.node:
+        return ", on no node"
+    node = nodes.get(session.node)
+    state = "unknown" if node is None else enum_name(node, "state").lower()
+    return f", on {session.node.removeprefix('nodes/')}" + ("" if state == "serving" else f" ({state})")
+
+
+def tree_lines(sessions: Iterable[Any], nodes: Mapping[str, Any] | None = None) -> list[str]:
+    """The fork tree as indented lines, children under their parents, parents that are hidden left out. With `nodes` (by
+    name) each line says which of them has the session."""
     by_name = {session.name: session for session in sessions}
     children: dict[str, list[Any]] = {}
     for session in by_name.values():
@@ -112,7 +161,8 @@ def tree_lines(sessions: Iterable[Any]) -> list[str]:
     def walk(session: Any, prefix: str, joint: str, below: str) -> None:
         origin = f", from {session.fork_position:,}" if session.parent else ""
         state = enum_name(session, "state")
-        lines.append(f"{prefix}{joint}{short(session.name)}  {state}, {session.head:,} tokens{origin}")
+        place = "" if nodes is None else _place(session, nodes)
+        lines.append(f"{prefix}{joint}{short(session.name)}  {state}, {session.head:,} tokens{origin}{place}")
         own = children.get(session.name, [])
         for index, child in enumerate(own):
             last = index == len(own) - 1
