@@ -46,9 +46,23 @@ def _cpuinfo() -> list[str]:
 
 
 def commit() -> str:
-    """The commit that was measured, `-dirty` when the tree differs from it."""
+    """The commit that was measured, `-dirty` when the tree differed from it: as it was when the benchmark began. Raises
+    RuntimeError where git can't be asked."""
+    if not _COMMIT:
+        raise RuntimeError("git can't say which commit this is")
+    return _COMMIT
+
+
+def _described() -> str:
     call = ["git", "describe", "--always", "--dirty", "--abbrev=12"]
-    return subprocess.run(call, capture_output=True, text=True, check=True, cwd=RESULTS.parent).stdout.strip()
+    try:
+        found = subprocess.run(call, capture_output=True, text=True, check=False, cwd=RESULTS.parent)
+    except OSError:
+        return ""
+    return found.stdout.strip()
+
+
+_COMMIT: Final = _described()
 
 
 def save(

@@ -9,7 +9,6 @@ itself: one that fails is written as a line of its own, and the results are save
 import argparse
 import importlib
 import os
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -82,7 +81,7 @@ def known_commit() -> str:
     """The commit, also where only a copy of the tree is."""
     try:
         return commit()
-    except (OSError, subprocess.CalledProcessError):
+    except RuntimeError:
         return os.environ.get("FORKPOINT_COMMIT", "unknown")
 
 
