@@ -4,8 +4,8 @@ from __future__ import annotations  # grpc's classes are generic, and its stubs 
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Sequence
-from contextlib import aclosing, asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 import grpc
@@ -16,6 +16,7 @@ from forkpoint.limits import PEER_BLOB_BYTES_MAX, PEER_FRAME_BYTES_MAX
 from forkpoint.proto.forkpoint.internal.v1 import peer_pb2 as pb
 from forkpoint.proto.forkpoint.internal.v1.peer_pb2_grpc import PeerServiceStub
 from forkpoint.server.rpc.channels import Channels
+from forkpoint.server.rpc.together import together
 from forkpoint.statestore.records import NodeRow
 
 if TYPE_CHECKING:
@@ -75,24 +76,14 @@ class PeerBlobs:
             frame = await self._fetch(node, digest)
             if frame is not None:
                 return frame
-        async with aclosing(self._holders([node for node in nodes if node not in last], digest)) as holders:
-            async for node in holders:
-                frame = await self._fetch(node, digest)
-                if frame is not None:
-                    self._last = node.incarnation
+        asked = [partial(self._has, node, digest) for node in nodes if node not in last]
+        async with together(asked, ASKED_AT_ONCE) as answers:
+            async for holder in answers:
+                frame = None if holder is None else await self._fetch(holder, digest)
+                if holder is not None and frame is not None:
+                    self._last = holder.incarnation
                     return frame
         raise BlobMissingError(digest)
-
-    async def _holders(self, nodes: Iterable[NodeRow], digest: str) -> AsyncGenerator[NodeRow, None]:
-        """Those of `nodes` that say they have the blob, in the order of their answers, a few asked at a time."""
-        left = list(nodes)
-        while left:
-            asked, left = left[:ASKED_AT_ONCE], left[ASKED_AT_ONCE:]
-            async with _together(self._has(node, digest) for node in asked) as answers:
-                for answer in asyncio.as_completed(answers):
-                    node = await answer
-                    if node is not None:
-                        yield node
 
     async def _has(self, node: NodeRow, digest: str) -> NodeRow | None:
         """The node, when it has the blob."""
@@ -167,19 +158,3 @@ def _why(error: Exception) -> str:
     if isinstance(error, grpc.aio.AioRpcError):
         return error.code().name
     return str(error) or f"nothing came for {FRAME_SECONDS:g} s"
-
-
-@asynccontextmanager
-async def _together(works: Iterable[Awaitable[NodeRow | None]]) -> AsyncIterator[list[asyncio.Task[NodeRow | None]]]:
-    """Run all at once; what still runs at the block's end is cancelled and waited for."""
-
-    async def run(work: Awaitable[NodeRow | None]) -> NodeRow | None:
-        return await work
-
-    tasks = [asyncio.get_running_loop().create_task(run(work)) for work in works]  # owner: this block
-    try:
-        yield tasks
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
