@@ -9,6 +9,7 @@ from forkpoint.statestore.redis.access import TRIES, Access, Head
 from forkpoint.statestore.redis.functions import Answer, Argument, Refusal
 from forkpoint.statestore.redis.hashes import chain_bytes, fields_of, session_fields, session_of
 from forkpoint.statestore.redis.refusals import session_error
+from forkpoint.statestore.redis.sessions import answered
 from forkpoint.statestore.rules import check_children, check_position
 
 
@@ -32,7 +33,7 @@ async def rewind(
 ) -> tuple[SessionRow, bool]:
     """Catalog.rewind."""
     answer = await _branch_off(access, "rewind", name, epoch, position, request, [])
-    stored = session_of(name, fields_of(answer.value[1]))
+    stored = answered(name.workflow, answer)
     if not answer.replayed:
         access.heads.set(name, Head(stored.row.branch, stored.chain))
     return stored.row, answer.replayed

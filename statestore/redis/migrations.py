@@ -6,9 +6,9 @@ from forkpoint.statestore.records import SessionRow
 from forkpoint.statestore.redis.access import TRIES, Access, Head
 from forkpoint.statestore.redis.acknowledged import note
 from forkpoint.statestore.redis.functions import Refusal
-from forkpoint.statestore.redis.hashes import chain_bytes, fields_of, session_of
+from forkpoint.statestore.redis.hashes import chain_bytes
 from forkpoint.statestore.redis.refusals import session_error
-from forkpoint.statestore.redis.sessions import change
+from forkpoint.statestore.redis.sessions import answered, change
 from forkpoint.statestore.rules import check_migration
 
 
@@ -53,7 +53,7 @@ async def cut_over(
                 found = known.chain
                 raise PositionConflictError(str(name), head, found.position, found.head_hash()) from None
             raise session_error(refusal, name, epoch) from None
-        stored = session_of(name, fields_of(answer.value[1]))
+        stored = answered(name.workflow, answer)
         access.heads.set(name, Head(stored.row.branch, stored.chain))
         return stored.row
     raise StoreUnavailableError(access.functions.connection.shown, f"{name}: others wrote first, {TRIES} times")

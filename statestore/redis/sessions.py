@@ -10,7 +10,7 @@ from forkpoint.ids import SessionName
 from forkpoint.statestore.records import CheckpointPolicy, NewSession, RequestKey, SessionRow, SessionState
 from forkpoint.statestore.redis import workflows
 from forkpoint.statestore.redis.access import Access, Head
-from forkpoint.statestore.redis.functions import Argument, Refusal
+from forkpoint.statestore.redis.functions import Answer, Argument, Refusal
 from forkpoint.statestore.redis.hashes import (
     StoredSession,
     fields_of,
@@ -47,10 +47,16 @@ async def change(
         )
     except Refusal as refusal:
         raise session_error(refusal, name, epoch) from None
-    stored = session_of(name, fields_of(answer.value[1]))
+    stored = answered(name.workflow, answer)
     if not answer.replayed and access.heads.get(name) is None:
         access.heads.set(name, Head(stored.row.branch, stored.chain))
     return stored.row, answer.replayed
+
+
+def answered(workflow: str, answer: Answer) -> StoredSession:
+    """The session whose row a function answered with: of an earlier answer, the one that it was about."""
+    session, flat = answer.value
+    return session_of(SessionName(workflow, bytes(session).decode()), fields_of(flat))
 
 
 async def create(access: Access, new: NewSession, request: RequestKey | None) -> tuple[SessionRow, bool]:
