@@ -12,6 +12,7 @@ from forkpoint.errors import (
     PositionConflictError,
     StaleEpochError,
 )
+from forkpoint.ids import SessionName
 from forkpoint.move_errors import MigrationEndedError, MigrationUnderwayError
 from forkpoint.statestore.base import Catalog
 from forkpoint.statestore.calls import AppendTokens, BeginGeneration, ForkSessions, StepCommit, StepStatus
@@ -268,12 +269,13 @@ async def test_a_fork_leaves_its_parents_migration_alone_and_has_none(catalog: C
 async def test_migrations_of_unknown_and_deleted_sessions_are_not_found(catalog: Catalog) -> None:
     await leaving(catalog)
     await catalog.delete_session(name("s"), 1)
+    calls: list[Callable[[SessionName], Awaitable[SessionRow]]] = [
+        lambda n: catalog.begin_migration(n, 1, MOVE, "node-b"),
+        lambda n: catalog.end_migration(n, 1, MOVE),
+        lambda n: catalog.cut_over(n, 1, MOVE, "node-b", 0, bytes(32)),
+    ]
     for session in ("s", "x"):
-        for call in (
-            lambda n: catalog.begin_migration(n, 1, MOVE, "node-b"),
-            lambda n: catalog.end_migration(n, 1, MOVE),
-            lambda n: catalog.cut_over(n, 1, MOVE, "node-b", 0, bytes(32)),
-        ):
+        for call in calls:
             with pytest.raises(NotFoundError):
                 await call(name(session))
 
