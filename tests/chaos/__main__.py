@@ -1,0 +1,62 @@
+"""`python -m tests.chaos --seconds S --seed N`: real nodes over a real store, under everything that goes wrong.
+
+The seed decides what goes wrong, in which order, and every session's prompts; when it happens is up to the machine. The
+last line is a summary in JSON; the exit status is 0 when every promise was kept.
+"""
+
+import argparse
+import asyncio
+import random
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from tests.chaos.run import play
+from tests.chaos.verdict import Settings
+
+
+def settings() -> tuple[Settings, Path | None, bool]:
+    """From the command line: the run, where its files stay, and whether it is told."""
+    parser = argparse.ArgumentParser(prog="python -m tests.chaos", description=__doc__)
+    parser.add_argument("--seconds", type=float, default=60.0, help="how long things go wrong")
+    parser.add_argument("--seed", type=int, default=random.randrange(1_000_000), help="default: any")
+    parser.add_argument("--kills", type=int, default=0, help="go on until nodes were killed so often")
+    parser.add_argument("--nodes", type=int, default=3)
+    parser.add_argument("--sessions", type=int, default=50, help="at once")
+    parser.add_argument("--tokens", type=int, default=60, help="of the longest stream")
+    parser.add_argument("--catalog", choices=("redis", "sqlite"), default="redis")
+    parser.add_argument("--engine", choices=("hash", "tiny"), default="hash")
+    parser.add_argument("--step-pause-ms", type=float, default=20.0, help="of the hash engine")
+    parser.add_argument("--slots", type=int, default=24, help="sessions in a node's memory")
+    parser.add_argument("--evils", choices=("all", "kills"), default="all")
+    parser.add_argument("--killers", type=int, default=1, help="sequences of kills beside each other")
+    parser.add_argument("--folder", type=Path, help="where files of the run stay (default: removed when it is over)")
+    parser.add_argument("--quiet", action="store_true", help="print the seed and the summary only")
+    given = vars(parser.parse_args())
+    folder, quiet = given.pop("folder"), given.pop("quiet")
+    return Settings(**given), folder, quiet
+
+
+def main() -> int:
+    """0 when every promise was kept."""
+    chosen, folder, quiet = settings()
+    began = time.monotonic()
+    print(f"seed {chosen.seed}", flush=True)
+
+    def tell(what: str) -> None:
+        if not quiet:
+            print(f"{time.monotonic() - began:8.2f} {what}", flush=True)
+
+    with tempfile.TemporaryDirectory(prefix="forkpoint-chaos-") as temporary:
+        if folder is not None:
+            folder.mkdir(parents=True, exist_ok=True)
+        verdict = asyncio.run(play(chosen, (folder or Path(temporary)).absolute(), tell))
+    for problem in (*verdict.lost, *verdict.divergent, *verdict.stale, *verdict.findings, *verdict.nodes):
+        print(f"PROBLEM: {problem}", flush=True)
+    print(verdict.line(chosen))
+    return 0 if verdict.sound else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
