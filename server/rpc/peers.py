@@ -3,7 +3,7 @@
 from __future__ import annotations  # grpc's classes are generic, and its stubs async, for type checkers only
 
 import math
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from typing import TYPE_CHECKING, Final
 
 import grpc
@@ -17,6 +17,7 @@ from forkpoint.proto.forkpoint.v1.session_service_pb2_grpc import SessionService
 from forkpoint.server.rpc import responses
 from forkpoint.server.rpc.channels import Channels
 from forkpoint.server.rpc.remote import error_of
+from forkpoint.server.rpc.routes import FORWARDED
 from forkpoint.server.session.ports import CutOverAsk, FollowAsk, FollowReport, Peers, TailedTokens
 from forkpoint.statestore.records import NodeRow
 
@@ -24,19 +25,17 @@ if TYPE_CHECKING:
     from forkpoint.proto.forkpoint.internal.v1.peer_pb2_grpc import PeerServiceAsyncStub
     from forkpoint.proto.forkpoint.v1.session_service_pb2_grpc import SessionServiceAsyncStub
 
-FORWARDED: Final = "forkpoint-forwarded"
-"""Metadata of a call that a node sent on: the sender's incarnation. Who gets it answers by itself."""
 KINDS: Final = {number: kind for kind, number in responses.KINDS.items()}
 
 
 class GrpcPeers(Peers):
-    """Calls on behalf of one incarnation, over the node's channels."""
+    """Calls on behalf of the node `sender`, over its channels."""
 
-    def __init__(self, channels: Channels, incarnation: str) -> None:
+    def __init__(self, channels: Channels, sender: str) -> None:
         self._channels = channels
-        self._metadata = ((FORWARDED, incarnation),)
+        self._metadata = ((FORWARDED, sender),)
 
-    async def follow(self, node: NodeRow, ask: FollowAsk) -> AsyncIterator[FollowReport]:
+    async def follow(self, node: NodeRow, ask: FollowAsk) -> AsyncGenerator[FollowReport, None]:
         request = pb.FollowRequest(
             name=str(ask.name),
             epoch=ask.epoch,
@@ -72,7 +71,7 @@ class GrpcPeers(Peers):
                 raise error_of(failure, node.address) from failure
         return answer.epoch
 
-    async def tail(self, address: str, name: SessionName, start: int) -> AsyncIterator[TailedTokens]:
+    async def tail(self, address: str, name: SessionName, start: int) -> AsyncGenerator[TailedTokens, None]:
         request = ReadTokensRequest(name=str(name), start=start, follow=True)
 
         def begin(channel: grpc.aio.Channel) -> grpc.aio.UnaryStreamCall[ReadTokensRequest, TokenChunk]:

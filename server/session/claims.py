@@ -1,5 +1,6 @@
 """Claims on a session: one writer operation at a time, and how a running generation is brought to its end."""
 
+import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import TypeVar
@@ -13,8 +14,10 @@ from forkpoint.errors import (
     StaleEpochError,
     StoreFullError,
     StoreUnavailableError,
+    UnavailableError,
 )
 from forkpoint.ids import SessionName
+from forkpoint.limits import MOVE_WAIT_SECONDS
 from forkpoint.server.session.core import NodeCore
 from forkpoint.server.session.live import LiveSession, Place
 from forkpoint.server.session.owner import NameLocks, Owners
@@ -73,7 +76,8 @@ class Claims:
 
     @asynccontextmanager
     async def writing(self, live: LiveSession, operation: str) -> AsyncIterator[None]:
-        """The claim of an append or generate: busy is an error."""
+        """The claim of an append or generate: busy is an error. Waits while the session is about to leave."""
+        await self._stays(live)
         live.begin_writer(operation)
         try:
             yield
@@ -91,8 +95,10 @@ class Claims:
     @asynccontextmanager
     async def seized(self, live: LiveSession, operation: str, ending: FinishReason) -> AsyncIterator[None]:
         """The claim of an operation that goes before others: waits for the writer of now, ends the generation."""
+        await self._stays(live)
         while live.writer:
             await self._changed(live)
+            await self._stays(live)
         if live.gone is not None:
             raise live.gone
         live.writer = operation
@@ -105,6 +111,16 @@ class Claims:
         finally:
             live.end_writer()
             self.core.wake()
+
+    async def _stays(self, live: LiveSession) -> None:
+        """Until the session does not leave after all. Raises why it left, and UnavailableError when that takes long:
+        the caller may come again, and finds it where it is then."""
+        try:
+            async with asyncio.timeout(MOVE_WAIT_SECONDS):
+                while live.closing:
+                    await self._changed(live)
+        except TimeoutError:
+            raise UnavailableError(f"{live.name} is on its way to another node; call again") from None
 
     async def end_generation(self, live: LiveSession, reason: FinishReason) -> None:
         """Let the running generation end at the next token border; returns when that is durable."""

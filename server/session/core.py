@@ -10,6 +10,7 @@ from forkpoint.errors import ForkpointError, UnavailableError
 from forkpoint.ids import SessionName
 from forkpoint.server.session.counters import Counters
 from forkpoint.server.session.engine_thread import EngineThread
+from forkpoint.server.session.follower import Follower
 from forkpoint.server.session.live import LiveSession, LogTail, Place
 from forkpoint.server.session.options import NodeOptions
 from forkpoint.server.session.ports import TextCodec
@@ -41,7 +42,7 @@ class NodeCore:
     progress: Progress
     counters: Counters = field(default_factory=Counters)
     lives: dict[SessionName, LiveSession] = field(default_factory=dict)
-    follows: dict[SessionName, object] = field(default_factory=dict)
+    follows: dict[SessionName, Follower] = field(default_factory=dict)
     """Sessions of other nodes that this one brings along; none is in `lives` as well."""
     work: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when the loop has something to look at."""
@@ -122,6 +123,22 @@ class NodeCore:
             # The last token of a turn is consumed while that costs nothing; it is not worth a restore.
             live.wants_prefill = live.wants_prefill and live.head - live.consumed > 1
         await self.free_sequence(live)
+
+    async def unfollow(self, follower: Follower, error: Exception) -> None:
+        """Bring the session along no longer: those who asked for it raise `error`, the slot is freed. While it is being
+        restored, whoever restores it sees to that."""
+        if self.follows.get(follower.name) is not follower:
+            return
+        del self.follows[follower.name]
+        if follower.tailing is not None and follower.tailing is not asyncio.current_task():
+            follower.tailing.cancel()
+        follower.live.leave(error)
+        await self.free_sequence(follower.live)
+
+    def followed(self, live: LiveSession) -> Follower | None:
+        """The follower whose state this is; None for a session of this node."""
+        follower = self.follows.get(live.name)
+        return follower if follower is not None and follower.live is live else None
 
     async def drop_if_ahead(self, live: LiveSession, row: SessionRow) -> bool:
         """Whether the store lost the end of a log that this node knows; then it gives the session up."""

@@ -40,6 +40,12 @@ class Counters:
     commit_failures: int = 0
     session_failures: int = 0
     sessions_quarantined: int = 0
+    moves: int = 0
+    """Sessions that went to another node while this one ran them."""
+    move_pause_seconds: float = 0.0
+    """Of all moves together: how long their sessions stood still."""
+    arrivals: int = 0
+    """Sessions that came so from another node."""
     collections: int = 0
     """Garbage collections of a tier."""
     checkpoints_dropped: int = 0
@@ -53,6 +59,11 @@ class Counters:
     def note_prefill(self, tokens: int, seconds: float) -> None:
         """A prefill of `tokens` took `seconds`."""
         self.prefill_tokens_per_second = _average(self.prefill_tokens_per_second, tokens / max(seconds, 1e-6))
+
+    def note_move(self, pause_seconds: float) -> None:
+        """A session went to another node, and stood still for so long."""
+        self.moves += 1
+        self.move_pause_seconds += pause_seconds
 
     def note_load(self, size: int, seconds: float) -> None:
         """Loading `size` bytes of a checkpoint took `seconds`."""

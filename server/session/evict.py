@@ -2,13 +2,14 @@
 
 import asyncio
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from typing import Final
 
 from forkpoint.errors import DataLossError, ForkpointError, NodeCapacityError, SessionRelocatingError, StaleEpochError
 from forkpoint.ids import SessionName
 from forkpoint.server.engine.base import Capacity
 from forkpoint.server.scheduler.admission import NodeRoom, Waiting, plan_admission
-from forkpoint.server.scheduler.policy import Idle, pages_for
+from forkpoint.server.scheduler.policy import Candidate, Idle, pages_for
 from forkpoint.server.session.checkpoint import Checkpointer
 from forkpoint.server.session.core import NodeCore
 from forkpoint.server.session.fork import ForkImages
@@ -17,6 +18,9 @@ from forkpoint.server.session.quarantine import Quarantine
 from forkpoint.server.session.restore import Restorer
 
 log = logging.getLogger(__name__)
+
+FOLLOWERS_LAST: Final = 1 << 62
+"""Added to a follower's number, it is above all tickets."""
 
 
 class Residents:
@@ -37,6 +41,8 @@ class Residents:
         self._images = images
         self._room_for: dict[SessionName, int] = {}
         """Sessions whose activation has not taken its slot yet, with the pages it may take."""
+        self._room_for_followers: dict[SessionName, int] = {}
+        """The same of followers that are being restored."""
         self._activations: set[asyncio.Task[None]] = set()
 
     def idle(self) -> list[Idle[SessionName]]:
@@ -46,6 +52,90 @@ class Residents:
             for live in self._core.lives.values()
             if live.place is Place.RESIDENT and not live.held and not _needs_engine(live)
         ]
+
+    def find(self, name: SessionName) -> LiveSession | None:
+        """What steps work on under this name: a session of the node, or one that it follows."""
+        live = self._core.lives.get(name)
+        if live is None and name in self._core.follows:
+            live = self._core.follows[name].live
+        return live
+
+    def at(self, name: SessionName) -> LiveSession:
+        """As find, of one that is there."""
+        live = self.find(name)
+        assert live is not None
+        return live
+
+    def candidates_that_follow(self) -> list[Candidate[SessionName]]:
+        """Followers with tokens to consume. They count as admitted after all sessions of the node, so that none of
+        these is parked for one; nothing is captured of them, and so their chunks need no cuts."""
+        found = []
+        for follower in self._core.follows.values():
+            live = follower.live
+            if follower.ready and live.consumed < live.head and not self._core.rests(live):
+                admitted = FOLLOWERS_LAST + follower.number
+                found.append(Candidate(live.name, live.name.workflow, live.consumed, live.head, False, 0, admitted))
+        return found
+
+    async def make_way(self, name: SessionName, tokens: int, eager: bool) -> None:
+        """Between steps: keep a slot, and pages for so many tokens, free for a follower until `arrived`. `eager`: what
+        is idle makes room for it. Sessions of the node that wait for a slot come first.
+
+        Raises NodeCapacityError.
+        """
+        pages = pages_for(tokens + 1)
+        while True:
+            capacity = await self._core.engine.capacity()
+            room = self._room(capacity)
+            if room.slots_free >= 1 and room.pages_free >= pages:
+                break
+            waits = any(waiting.foreground for waiting in self._waiting())
+            fits = capacity.slots_total > 0 and pages <= capacity.pages_total
+            if waits or not fits or not (eager and await self._free_one()):
+                short = room.slots_free < 1
+                raise NodeCapacityError(*(("slots", 1, 0) if short else ("pages", pages, room.pages_free)))
+        self._room_for_followers[name] = pages
+
+    def arrived(self, name: SessionName) -> None:
+        """The follower has its slot, or wants none any more."""
+        self._room_for_followers.pop(name, None)
+
+    async def _free_one(self) -> bool:
+        """Free a slot that nobody needs now."""
+        if await self._images.drop_one() or await self.drop_follower(migrating=False):
+            return True
+        idle = min(self.idle(), key=lambda resting: resting.last_used, default=None)
+        if idle is None:
+            return False
+        await self.park([idle.key])
+        return True
+
+    async def drop_follower(self, migrating: bool) -> bool:
+        """Give up the follower that came last, of those that a migration waits for or of the others. False: there is
+        none, or it is about to be owned."""
+        found = [
+            follower
+            for follower in self._core.follows.values()
+            if follower.migrates is migrating and not follower.turn.locked()
+        ]
+        if not found:
+            return False
+        last = max(found, key=lambda follower: follower.number)
+        await self._core.unfollow(last, NodeCapacityError("slots for sessions of other nodes", 1, 0))
+        return True
+
+    async def drop_any_follower(self) -> bool:
+        """Give up one that a migration waits for only when there is no other."""
+        return await self.drop_follower(migrating=False) or await self.drop_follower(migrating=True)
+
+    async def give_way(self, blocked: Sequence[SessionName]) -> bool:
+        """A follower that is short of pages is given up: nothing of the node is parked for it. Whether one was."""
+        for name in blocked:
+            follower = self._core.follows.get(name)
+            if follower is not None and not follower.turn.locked():
+                await self._core.unfollow(follower, NodeCapacityError("pages", 1, 0))
+                return True
+        return False
 
     async def admit(self) -> None:
         """Let waiting sessions in, as far as there is room, and make room for the next ones."""
@@ -62,11 +152,12 @@ class Residents:
         for live in [self._core.lives[name] for name in plan.never]:
             await self._refuse(live)
         # Prefill in the background goes before images and idle sessions, not before running generations.
-        if (short or plan.park) and await self._images.drop_one():
+        wants = short or bool(plan.park)
+        if wants and (await self._images.drop_one() or await self.drop_follower(migrating=False)):
             self._core.wake()
         elif plan.park:
             await self.park(plan.park)
-        elif short:
+        elif short and not await self.drop_follower(migrating=True):
             await self.park(self._had_their_turn())
 
     async def park(self, names: Iterable[SessionName]) -> None:
@@ -78,8 +169,13 @@ class Residents:
                 self._core.counters.parked += 1
 
     async def relieve(self, names: Iterable[SessionName]) -> None:
-        """Pages are short: fork images go first, then these sessions."""
-        if not await self._images.drop_one():
+        """Pages are short: fork images go first, then followers, then these sessions; followers that a migration waits
+        for go before what runs, not before what is idle."""
+        names = list(names)
+        if await self._images.drop_one() or await self.drop_follower(migrating=False):
+            return
+        idle = {resting.key for resting in self.idle()}
+        if idle.issuperset(names) or not await self.drop_follower(migrating=True):
             await self.park(names)
 
     async def rewarm(self) -> None:
@@ -122,8 +218,9 @@ class Residents:
 
     def _room(self, capacity: Capacity) -> NodeRoom:
         """What is free less what running activations will take."""
-        slots = max(0, capacity.slots_free - len(self._room_for))
-        pages = max(0, capacity.pages_free - sum(self._room_for.values()))
+        kept = [*self._room_for.values(), *self._room_for_followers.values()]
+        slots = max(0, capacity.slots_free - len(kept))
+        pages = max(0, capacity.pages_free - sum(kept))
         return NodeRoom(capacity.slots_total, slots, capacity.pages_total, pages)
 
     def _begin(self, live: LiveSession) -> None:

@@ -41,6 +41,12 @@ class RunningGeneration:
         for token_id in token_ids:
             self.trail.feed(token_id)
 
+    @property
+    def is_complete(self) -> bool:
+        """Whether a stop or the length has been reached: the log holds no more of its tokens."""
+        limit = self.row.params.max_tokens
+        return self.trail.stop_position >= 0 or 0 < limit <= self.trail.position - self.row.start
+
     def due(self, context_limit: int) -> FinishReason | None:
         """Why it must end at the log's head, None when it goes on."""
         return self.end_of(self.trail, context_limit) or self.ending

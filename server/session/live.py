@@ -135,6 +135,14 @@ class LiveSession:
         """`last_used` when the node looked for dormant sessions."""
         self.held = False
         """No step may run it: a tick's operation or a pause works on it."""
+        self.moving = ""
+        """Id of the migration that takes it to another node."""
+        self.arrived = ""
+        """Id of the migration that brought it here."""
+        self.closing = False
+        """It is about to leave for another node: no operation begins any more, until it has left or stays after all."""
+        self.on_trial = False
+        """Its last owners may have died of it: it runs by itself."""
         self.suspect = False
         """A write's answer was lost: the store may know more."""
         self.numerics_ids: tuple[str, ...] = ()
@@ -170,7 +178,9 @@ class LiveSession:
         return self.row.epoch
 
     def begin_writer(self, operation: str) -> None:
-        """Claim the session for one append or generate. Raises SessionBusyError."""
+        """Claim the session for one append or generate. Raises SessionBusyError, and why the session left."""
+        if self.gone is not None:
+            raise self.gone
         if self.writer:
             raise SessionBusyError(str(self.name), self.writer, self.head)
         if self.generation is not None:
@@ -227,12 +237,21 @@ class LiveSession:
         self.changed.fire()
 
     @property
+    def is_idle(self) -> bool:
+        """Nobody wants anything of it."""
+        return not (self.generation is not None or self.writer or self.wanted or self.wants_prefill or self.moving)
+
+    @property
     def is_dormant(self) -> bool:
         """It has no slot, nobody wants one for it, and the store has all of it."""
-        busy = self.generation is not None or self.writer or self.wanted or self.wants_prefill
-        return self.place is Place.PARKED and self.is_saved and not (busy or self.held or self.suspect)
+        return self.is_idle and self.place is Place.PARKED and self.is_saved and not (self.held or self.suspect)
+
+    @property
+    def runs_alone(self) -> bool:
+        """A step may fail, or end the process, by its fault: no other session is to be in it."""
+        return self.failures > 0 or self.on_trial
 
     def leave(self, error: Exception) -> None:
-        """The node has it no longer."""
-        self.gone = error
+        """The node has it no longer. The first reason stays."""
+        self.gone = self.gone or error
         self.changed.fire()

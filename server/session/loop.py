@@ -109,7 +109,7 @@ class StepLoop:
         for group in self._groups(candidates):
             plan = await self._schedule(group)
             if plan.shares:
-                lives = [self._core.lives[share.key] for share in plan.shares]
+                lives = [self._residents.at(share.key) for share in plan.shares]
                 await self._commit(lives, await self._run(lives, plan.shares))
             await self._make_room(plan)
             acted = acted or bool(plan.shares or plan.park)
@@ -173,17 +173,17 @@ class StepLoop:
                 found.append(
                     Candidate(live.name, live.name.workflow, live.consumed, live.head, samples, every, live.admitted)
                 )
-        return found
+        return found + self._residents.candidates_that_follow()
 
     def _groups(self, candidates: Sequence[Candidate[SessionName]]) -> list[list[Candidate[SessionName]]]:
         """One batch of all that are well; whoever failed last time runs alone, so that it fails nobody else."""
-        well = [c for c in candidates if self._core.lives[c.key].failures == 0]
-        groups = [[c] for c in candidates if self._core.lives[c.key].failures > 0]
+        well = [c for c in candidates if not self._residents.at(c.key).runs_alone]
+        groups = [[c] for c in candidates if self._residents.at(c.key).runs_alone]
         return [well, *groups] if well else groups
 
     def _still_holds(self, candidate: Candidate[SessionName]) -> bool:
         """An earlier group's step may have parked it; the node may have lost it and even have it anew."""
-        live = self._core.lives.get(candidate.key)
+        live = self._residents.find(candidate.key)
         return live is not None and live.place is Place.RESIDENT and live.consumed == candidate.consumed
 
     async def _schedule(self, candidates: Sequence[Candidate[SessionName]]) -> StepPlan[SessionName]:
@@ -206,7 +206,7 @@ class StepLoop:
         except Exception as error:  # noqa: BLE001 - back_off logs it; the sequences are as they were
             for live in lives:
                 # Of many, nobody knows whose fault it is: each runs alone next, and its readers hear of it then.
-                (self._core.back_off if len(lives) == 1 else self._core.rest)(live, error)
+                await self._failed(live, error, alone=len(lives) == 1)
             return [None] * len(works)
         consumed = sum(len(work.token_ids) for work in works)
         if consumed > len(works):
@@ -237,9 +237,20 @@ class StepLoop:
             for at, token in zip(rest, again, strict=True):
                 sampled[at] = token
         for live in culprits:
-            if self._core.lives.get(live.name) is live:
+            follower = self._core.followed(live)
+            if follower is not None:
+                await self._core.unfollow(follower, error)
+            elif self._core.lives.get(live.name) is live:
                 await self._quarantine.strike(live, error)
         return sampled
+
+    async def _failed(self, live: LiveSession, error: Exception, alone: bool) -> None:
+        """A step of it failed. Alone it is its own fault, and a follower that has failed is of no use to anyone."""
+        follower = self._core.followed(live)
+        if follower is not None and alone:
+            await self._core.unfollow(follower, error)
+        else:
+            (self._core.back_off if alone else self._core.rest)(live, error)
 
     def _work(self, live: LiveSession, share: Share[SessionName]) -> Work:
         assert live.sequence is not None
@@ -327,9 +338,11 @@ class StepLoop:
         return self._store_failures > 0 and self._core.clock.monotonic() < self._store_retry_at
 
     async def _make_room(self, plan: StepPlan[SessionName]) -> None:
+        if await self._residents.give_way(plan.blocked):
+            return
         if plan.park:
             await self._residents.relieve(plan.park)
-        elif plan.blocked and not plan.shares:
-            live = self._core.lives[plan.blocked[0]]
+        elif plan.blocked and not plan.shares and not await self._residents.drop_any_follower():
+            live = self._residents.at(plan.blocked[0])
             capacity = await self._core.engine.capacity()
             self._core.back_off(live, NodeCapacityError("pages", 1, capacity.pages_free))

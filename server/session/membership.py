@@ -20,7 +20,7 @@ class Membership:
     """A directory that is as old as its last look: at most `watch_seconds` while the store answers. Who is to act on
     it looks anew (`refresh`, `holder`); who is sent astray by it does so as well.
 
-    `nodes`: rows in order of registration. `version` counts nodes that came, went, died or came back to life; `changed`
+    `nodes`: rows in order of registration. `version` counts changes of their states, and of which there are; `changed`
     fires at these, and when anything else that a node tells about itself has changed.
     """
 
@@ -138,7 +138,7 @@ class Membership:
             before = known.get(node.incarnation)
             if before is None or before.counter != node.counter:
                 self._placed.pop(node.incarnation, None)
-        if _living(states) != _living(self._states) or states.keys() != self._states.keys():
+        if states != self._states:
             self.version += 1
         told = [replace(node, counter=0) for node in rows] != [replace(node, counter=0) for node in self.nodes]
         changed = told or states != self._states
@@ -154,7 +154,3 @@ class Membership:
         if status.stalled:
             return NodeState.STALLED
         return NodeState.DRAINING if status.draining else NodeState.SERVING
-
-
-def _living(states: dict[str, NodeState]) -> set[str]:
-    return {incarnation for incarnation, state in states.items() if state is not NodeState.DEAD}

@@ -1,7 +1,7 @@
 """One node's sessions: wires the parts together and answers the calls of server/rpc."""
 
 import logging
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 
 from forkpoint.clock import Clock, SystemClock
 from forkpoint.ids import SessionName, check_id, new_id
@@ -12,10 +12,13 @@ from forkpoint.server.session.api import (
     CheckpointView,
     Chunk,
     CreateSession,
+    DrainReport,
     ExportedSession,
     ForkCall,
     GenerateCall,
     GenerateEvent,
+    MoveReport,
+    PlannedMove,
     Reader,
     ResumeResult,
     SessionView,
@@ -27,30 +30,39 @@ from forkpoint.server.session.checkpoint_calls import CheckpointCalls
 from forkpoint.server.session.claims import Claims
 from forkpoint.server.session.core import INCARNATION, NodeCore
 from forkpoint.server.session.counters import Counters
+from forkpoint.server.session.drain import Drainer, Parker
+from forkpoint.server.session.elsewhere import Elsewhere
 from forkpoint.server.session.engine_thread import EngineThread
 from forkpoint.server.session.evict import Residents
 from forkpoint.server.session.export import Porter
+from forkpoint.server.session.follow import Followers
 from forkpoint.server.session.fork import ForkImages
 from forkpoint.server.session.garbage import Garbage
+from forkpoint.server.session.handover import HandOver
 from forkpoint.server.session.inputs import check_labels, check_policy
 from forkpoint.server.session.lease import DeathWatch
 from forkpoint.server.session.lifecycle import Lifecycle
 from forkpoint.server.session.loop import StepLoop
 from forkpoint.server.session.membership import Membership
+from forkpoint.server.session.migrate import Migrations
 from forkpoint.server.session.options import NodeOptions
 from forkpoint.server.session.owner import Owners
 from forkpoint.server.session.pause import Pauser
 from forkpoint.server.session.pins import Pins
-from forkpoint.server.session.ports import TextCodec
+from forkpoint.server.session.ports import CutOverAsk, FollowAsk, FollowReport, NoPeers, Peers, TextCodec
 from forkpoint.server.session.presence import Presence
 from forkpoint.server.session.progress import Progress
 from forkpoint.server.session.quarantine import Quarantine
+from forkpoint.server.session.rebalance import Balancer
 from forkpoint.server.session.recovery import Recovery
 from forkpoint.server.session.restore import Restorer
 from forkpoint.server.session.settle import Settler
 from forkpoint.server.session.shutdown import Shutdown
+from forkpoint.server.session.standby import Standbys
 from forkpoint.server.session.stream import read_tokens
 from forkpoint.server.session.tasks import TaskOwner
+from forkpoint.server.session.trials import Trials
+from forkpoint.server.session.upkeep import Upkeep
 from forkpoint.server.session.usage import UsageCounter
 from forkpoint.server.session.views import Views
 from forkpoint.server.session.writers import Writers
@@ -75,7 +87,7 @@ class Node:
 
     `lease_catalog` makes a second, unopened catalog on the same store for the lease keeper's own thread; None: renewals
     go through `catalog` on the node's loop. `presence`: how the lease is kept. `blobs`: open, what the
-    node collects garbage in.
+    node collects garbage in. `peers`: how other nodes are called; None: there are none.
     """
 
     def __init__(
@@ -90,6 +102,7 @@ class Node:
         lease_catalog: Callable[[], Catalog] | None = None,
         presence: type[Presence] = Presence,
         blobs: BlobStore | None = None,
+        peers: Peers | None = None,
     ) -> None:
         clock = clock or SystemClock()
         progress = Progress(clock, options.stall_seconds)
@@ -99,12 +112,14 @@ class Node:
         )
         watch = DeathWatch(clock, options.lease_ttl_seconds + options.lease_skew_seconds)
         self._members = members = Membership(core, watch)
-        owners = Owners(core, members)
+        trials = Trials(core)
+        owners = Owners(core, members, trials)
         checkpointer = Checkpointer(core)
         images = ForkImages(core)
         quarantine = Quarantine(core)
         pins = Pins(catalog, core.incarnation, core.tasks)
-        residents = Residents(core, checkpointer, Restorer(core, pins), images, quarantine)
+        restorer = Restorer(core, pins)
+        residents = Residents(core, checkpointer, restorer, images, quarantine)
         settler = Settler(core, owners, checkpointer)
         self._usage = UsageCounter(catalog)
         self._views = Views(core, self._usage)
@@ -115,11 +130,29 @@ class Node:
         self._pauser = Pauser(claims, self._loop, residents, checkpointer, self._views)
         self._checkpoints = CheckpointCalls(claims, self._loop, checkpointer, pins)
         self._porter = Porter(claims, self._lifecycle, self._views)
-        self._recovery = Recovery(claims, members, self._lifecycle)
+        self._recovery = Recovery(core, owners, members, trials)
+        self._upkeep = Upkeep(core, self._lifecycle)
         self._presence = presence(core, members, lease_catalog)
         self._garbage = Garbage(core, blobs)
+        elsewhere, peers = Elsewhere(core, members), peers or NoPeers()
+        self._followers = Followers(core, owners, restorer, residents, self._loop, peers)
+        hand_over = HandOver(core, self._loop, settler, peers)
+        self._migrations = Migrations(
+            claims, self._loop, checkpointer, hand_over, self._views, members, elsewhere, peers
+        )
+        self._standbys = Standbys(core, elsewhere, peers)
+        parker = Parker(claims, self._loop, residents, checkpointer)
+        self._drainer = Drainer(core, parker, elsewhere, self._migrations)
+        self._balancer = Balancer(core, members)
         self._shutdown = Shutdown(
-            core, self._loop, residents, checkpointer, images, self._presence, self._garbage.leave
+            core,
+            self._loop,
+            residents,
+            checkpointer,
+            images,
+            self._presence,
+            self._garbage.leave,
+            self._followers.close,
         )
 
     @property
@@ -132,6 +165,11 @@ class Node:
         """This process's id among the store's nodes."""
         return self._core.incarnation
 
+    @property
+    def members(self) -> Membership:
+        """The nodes as this one sees them."""
+        return self._members
+
     async def start(self) -> None:
         """Take the lock and the lease, then step and recover."""
         await self._core.tasks.start()
@@ -141,8 +179,14 @@ class Node:
         self._core.tasks.spawn(self._members.tell(), "status")
         self._core.tasks.spawn(self._loop.run(), "step loop")
         self._core.tasks.spawn(self._recovery.run(), "recovery")
-        self._core.tasks.spawn(self._recovery.sweep(), "expiry")
+        self._core.tasks.spawn(self._upkeep.run(), "upkeep")
+        self._core.tasks.spawn(self._standbys.run(), "standbys")
         self._garbage.start()
+
+    async def move_away(self) -> None:
+        """The node is to stop soon: it takes nothing new from now on, and what runs here goes to other nodes, as far as
+        there are any and its time allows. It goes on answering meanwhile."""
+        await self._shutdown.move_away(self._drainer)
 
     def begin_leave(self) -> None:
         """The node is about to stop: streams that end from now on end for its sake, not because a caller left."""
@@ -277,3 +321,26 @@ class Node:
 
     async def list_nodes(self) -> Sequence[NodeRow]:
         return await self._core.catalog.list_nodes()
+
+    @property
+    def others(self) -> Sequence[NodeRow]:
+        """The other nodes that are not known to be dead, as of the last look."""
+        return [node for node in self._members.living() if node.incarnation != self._core.incarnation]
+
+    def migrate(self, name: SessionName, target: str) -> AsyncGenerator[MoveReport, None]:
+        return self._migrations.migrate(name, target)
+
+    def follow(self, ask: FollowAsk) -> AsyncGenerator[FollowReport, None]:
+        return self._followers.follow(ask)
+
+    async def cut_over(self, ask: CutOverAsk) -> int:
+        return await self._followers.cut_over(ask)
+
+    def drain(self) -> AsyncIterator[DrainReport]:
+        return self._drainer.drain()
+
+    async def undrain(self) -> None:
+        await self._drainer.uncordon()
+
+    async def plan_rebalance(self, moves_max: int) -> list[PlannedMove]:
+        return await self._balancer.plan(moves_max)

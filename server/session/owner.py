@@ -11,14 +11,16 @@ from forkpoint.errors import (
     SessionQuarantinedError,
     SessionRelocatingError,
     StaleEpochError,
+    UnavailableError,
 )
 from forkpoint.ids import SessionName
 from forkpoint.server.session.core import NodeCore
-from forkpoint.server.session.generation import RunningGeneration
 from forkpoint.server.session.live import LiveSession
-from forkpoint.server.session.logread import read_slices
 from forkpoint.server.session.membership import Membership
-from forkpoint.statestore.records import GenerationRow, NodeRow, RequestKey, SessionRow, SessionState
+from forkpoint.server.session.ports import CutOverAsk
+from forkpoint.server.session.promote import catch_up, fit_generation, install, note_numerics
+from forkpoint.server.session.trials import Trials, Turn
+from forkpoint.statestore.records import NodeRow, RequestKey, SessionRow, SessionState
 
 ACQUIRE_TRIES = 5
 """Others may take and give up a session while this node tries."""
@@ -49,16 +51,17 @@ class NameLocks:
 class Owners:
     """Takes sessions for this node."""
 
-    def __init__(self, core: NodeCore, members: Membership) -> None:
+    def __init__(self, core: NodeCore, members: Membership, trials: Trials) -> None:
         self._core = core
         self._members = members
+        self._trials = trials
         self._locks = NameLocks()
 
     async def own(self, name: SessionName, resume: bool = False, request: RequestKey | None = None) -> LiveSession:
         """The session, owned by this node. `request`: whose effect it is that the node takes it, if it has to.
 
         Raises NotFoundError, SessionQuarantinedError, SessionPausedError (unless `resume`), SessionRelocatingError
-        when a live node has it, NodeDrainingError.
+        when a live node has it, NodeDrainingError: a node that is cordoned takes nothing that it has not.
         """
         live = self._core.lives.get(name)
         if live is not None:
@@ -67,33 +70,78 @@ class Owners:
             live = self._core.lives.get(name)
             if live is not None:
                 return live
-            row = await self._acquire(name, resume, request)
-            generation = await self._core.catalog.open_generation(name)
-            live = LiveSession(row)
-            live.numerics_ids = row.numerics_ids
-            live.last_used = self._core.ticket()
-            if generation is not None:
-                await self.adopt(live, generation)
-            if self._core.draining:
-                await self._core.catalog.release(name, live.epoch, SessionState.ACTIVE)
+            async with self._trials.turn() as turn:
+                turn.live = await self._take(await self._acquire(name, resume, request, turn))
+                return turn.live
+
+    async def cut_over(self, ask: CutOverAsk) -> LiveSession:
+        """Own a session that its owner hands over to the follower here.
+
+        Raises what the catalog's cut_over raises; NotFoundError without a follower that knows the log as the owner
+        does, NodeDrainingError, and StoreUnavailableError when nobody knows whether it is owned now.
+        """
+        name = ask.name
+        async with self._locks.hold(name):
+            live, follower = self._core.lives.get(name), self._core.follows.get(name)
+            if live is not None and live.arrived == ask.migration:
+                return live
+            if self._core.draining or self._core.cordoned:
                 raise NodeDrainingError(self._core.options.node)
-            self._core.lives[name] = live
-            self._core.wake()
+            if follower is None:
+                raise NotFoundError(str(name), "is not followed here")
+            async with follower.turn:
+                if not await catch_up(self._core, follower, ask.head, ask.head_hash):
+                    raise NotFoundError(str(name), f"is not known here as it is at {ask.head}")
+                row = await self._core.catalog.cut_over(
+                    name, ask.epoch, ask.migration, self._core.incarnation, ask.head, ask.head_hash
+                )
+                live = await self._take(row)
+            live.arrived = ask.migration
+            self._core.counters.arrivals += 1
             return live
+
+    async def _take(self, row: SessionRow) -> LiveSession:
+        """Let a session run that is this node's by its row: with the follower's state, when there is one of use. One
+        that fails meanwhile is of none."""
+        live = await self._begin(row)
+        if self._core.draining:
+            await self._core.catalog.release(row.name, row.epoch, SessionState.ACTIVE)
+            raise NodeDrainingError(self._core.options.node)
+        follower = self._core.follows.get(row.name)
+        if follower is not None and follower.live is live and follower.ready:
+            install(self._core, follower, row)
+            self._core.tasks.spawn(note_numerics(self._core, live), f"numerics of {row.name}")
+            return live
+        if follower is not None:
+            await self._core.unfollow(follower, UnavailableError(f"{row.name} is this node's now"))
+        if live.gone is not None or live.sequence is not None:
+            live = await self._afresh(row)
+        self._core.lives[row.name] = live
+        self._core.wake()
+        return live
+
+    async def _begin(self, row: SessionRow) -> LiveSession:
+        """What runs the session: the follower's state, or nothing yet; with its generation in both cases."""
+        follower = self._core.follows.get(row.name)
+        if follower is None or follower.live.row.branch != row.branch:
+            return await self._afresh(row)
+        if not await catch_up(self._core, follower, row.head, row.head_hash):
+            return await self._afresh(row)
+        await fit_generation(self._core, follower.live)
+        return follower.live
+
+    async def _afresh(self, row: SessionRow) -> LiveSession:
+        live = LiveSession(row)
+        live.numerics_ids = row.numerics_ids
+        live.last_used = self._core.ticket()
+        await fit_generation(self._core, live)
+        return live
 
     @asynccontextmanager
     async def kept_out(self, name: SessionName) -> AsyncIterator[LiveSession | None]:
         """The live session, if there is one; if not, the node takes it not before the block's end."""
         async with self._locks.hold(name):
             yield self._core.lives.get(name)
-
-    async def adopt(self, live: LiveSession, row: GenerationRow) -> RunningGeneration:
-        """Let the live session run an open generation, with what the log holds of it."""
-        generation = RunningGeneration(row, self._core.codec)
-        async for part in read_slices(self._core.catalog, live.name, row.start, live.head):
-            generation.feed(part.token_ids)
-        live.generation = generation
-        return generation
 
     async def relocating(self, name: SessionName) -> SessionRelocatingError:
         """The error that says who has the session now."""
@@ -109,7 +157,7 @@ class Owners:
             return None
         return await self._members.holder(row.owner)
 
-    async def _acquire(self, name: SessionName, resume: bool, request: RequestKey | None) -> SessionRow:
+    async def _acquire(self, name: SessionName, resume: bool, request: RequestKey | None, turn: Turn) -> SessionRow:
         for _ in range(ACQUIRE_TRIES):
             row = await self._core.catalog.get_session(name)
             if row.state is SessionState.DELETED:
@@ -121,8 +169,14 @@ class Owners:
             node = await self.foreign_owner(row)
             if node is not None:
                 raise SessionRelocatingError(str(name), node.node, node.address)
+            if self._core.cordoned and row.owner != self._core.incarnation:
+                raise NodeDrainingError(self._core.options.node)
+            if self._trials.is_suspect(row) and not turn.claimed:
+                await turn.claim()
+                continue  # it may have taken a while
             try:
-                return await self._core.catalog.acquire(name, self._core.incarnation, row.epoch, request)
+                taken = await self._core.catalog.acquire(name, self._core.incarnation, row.epoch, request)
+                return await self._trials.acquit(taken)
             except StaleEpochError:
                 continue
         raise await self.relocating(name)

@@ -1,9 +1,10 @@
 """What the session layer needs from outside, beside the store's and the engine's ports."""
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from forkpoint.errors import UnavailableError
 from forkpoint.ids import SessionName
 from forkpoint.statestore.records import Kind, NodeRow
 
@@ -71,7 +72,7 @@ class Peers(Protocol):
     """Calls to other nodes, over one channel each. All raise what the other node raises, as far as its status tells,
     and UnavailableError when it can't be reached. Cancelling a call cancels it there."""
 
-    def follow(self, node: NodeRow, ask: FollowAsk) -> AsyncIterator[FollowReport]:
+    def follow(self, node: NodeRow, ask: FollowAsk) -> AsyncGenerator[FollowReport, None]:
         """Let `node` follow the session until the iterator is closed. It ends when the node has become its owner."""
         ...
 
@@ -80,6 +81,23 @@ class Peers(Protocol):
         time: then nobody knows whether it does."""
         ...
 
-    def tail(self, address: str, name: SessionName, start: int) -> AsyncIterator[TailedTokens]:
+    def tail(self, address: str, name: SessionName, start: int) -> AsyncGenerator[TailedTokens, None]:
         """Committed tokens from `start`, for as long as the node at `address` owns the session."""
         ...
+
+
+class NoPeers:
+    """Implements Peers for a node that is alone."""
+
+    async def follow(self, node: NodeRow, ask: FollowAsk) -> AsyncGenerator[FollowReport, None]:
+        for _ in ():
+            yield FollowReport(0, 0, 0, 0)
+        raise UnavailableError(f"{node.node} can't be reached from here")
+
+    async def cut_over(self, node: NodeRow, ask: CutOverAsk, timeout_seconds: float) -> int:
+        raise UnavailableError(f"{node.node} can't be reached from here")
+
+    async def tail(self, address: str, name: SessionName, start: int) -> AsyncGenerator[TailedTokens, None]:
+        for _ in ():
+            yield TailedTokens(start, (), (), ())
+        raise UnavailableError(f"{address} can't be reached from here")

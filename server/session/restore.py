@@ -64,9 +64,12 @@ class Restorer:
         self._silent_until = 0.0
         """On our clock: until then no answer is expected of the blobs."""
 
-    async def restore(self, live: LiveSession) -> Restored:
+    async def restore(self, live: LiveSession, follows: bool = False) -> Restored:
         """Restore to the newest usable checkpoint at or below the head; below it when the session will sample. While
         the store of blobs does not answer, a session whose log is short is replayed from its start instead.
+
+        `follows`: for a follower, which writes nothing. An exact session stays exact then: its owner's state is, and
+        goes on when nothing else will do.
 
         Raises NodeCapacityError, LogCorruptError, StoreUnavailableError; then the session holds no sequence.
         """
@@ -78,7 +81,8 @@ class Restorer:
         limit = head - 1 if live.will_sample else head
         damaged: set[tuple[str, int]] = set()
         while True:
-            known, usable = await self._choose([p for p in points if 0 < p[0] <= limit], head, damaged)
+            exact_only = follows and live.row.exact
+            known, usable = await self._choose([p for p in points if 0 < p[0] <= limit], head, damaged, exact_only)
             if usable is None or self._skips_blobs(head):
                 engine, usable = self._core.engine, None
                 sequence, size = await engine.call(engine.engine.create), 0
@@ -100,7 +104,10 @@ class Restorer:
                 log.warning("%s is replayed from its start: %s", live.name, silent.error)
         live.will_sample = True
         self._attach(live, tokens, points, sequence, usable, known)
-        return await self._note(live, usable, head, size, len(damaged))
+        restored = self._note(live, usable, head, size, len(damaged))
+        if not follows:
+            await self._record(live)
+        return restored
 
     def _skips_blobs(self, head: int) -> bool:
         """Whether replaying all of the log is short, and the blobs did not answer a moment ago."""
@@ -126,7 +133,7 @@ class Restorer:
             raise LogCorruptError(str(live.name), 0, 0, cause)
 
     async def _choose(
-        self, points: Sequence[tuple[int, bytes]], head: int, damaged: set[tuple[str, int]]
+        self, points: Sequence[tuple[int, bytes]], head: int, damaged: set[tuple[str, int]], exact_only: bool
     ) -> tuple[set[int], Usable | None]:
         """Grid positions whose exact checkpoint is in the store (as far as looked), and the one to restore: the newest
         exact one, unless replaying from there is too long and other numerics left a newer one."""
@@ -137,7 +144,8 @@ class Restorer:
                 known.add(usable.row.grid_position)
                 too_long = head - usable.row.grid_position > self._core.options.replay_limit_tokens
                 return known, foreign if foreign is not None and too_long else usable
-            foreign = foreign or usable
+            if not exact_only:
+                foreign = foreign or usable
         if foreign is not None and head > self._core.options.replay_limit_tokens:
             return known, foreign
         return known, None
@@ -211,8 +219,8 @@ class Restorer:
         live.known_grids = known
         live.last_grid = position
 
-    async def _note(self, live: LiveSession, usable: Usable | None, head: int, size: int, fallbacks: int) -> Restored:
-        """Count it, and record on the session which numerics its state passed through."""
+    def _note(self, live: LiveSession, usable: Usable | None, head: int, size: int, fallbacks: int) -> Restored:
+        """Count it, and note which numerics the state passed through."""
         position = 0 if usable is None else usable.row.grid_position
         exact = usable is None or usable.exact
         ours = self._core.engine.facts.numerics_id
@@ -222,11 +230,19 @@ class Restorer:
         counters.restored_tokens += position
         counters.restored_bytes += size
         counters.inexact_restores += not exact
-        ids = tuple(dict.fromkeys((*live.row.numerics_ids, ours, *live.numerics_ids)))
-        if ids != live.row.numerics_ids or (live.row.exact and not exact):
-            row = await self._core.catalog.note_numerics(live.name, live.epoch, ids, live.row.exact and exact)
-            live.note(row)
         live.exact = exact
         source = "empty" if usable is None else "checkpoint"
         live.restored = Restored(position, head - position, size, source, exact, fallbacks)
         return live.restored
+
+    async def _record(self, live: LiveSession) -> None:
+        """Record on the session which numerics its state passed through."""
+        ids = numerics_of(live, self._core.engine.facts.numerics_id)
+        if ids is not None:
+            live.note(await self._core.catalog.note_numerics(live.name, live.epoch, ids, live.row.exact and live.exact))
+
+
+def numerics_of(live: LiveSession, ours: str) -> tuple[str, ...] | None:
+    """Numerics ids that the session's row is to name; None when it says all there is to say."""
+    ids = tuple(dict.fromkeys((*live.row.numerics_ids, ours, *live.numerics_ids)))
+    return None if ids == live.row.numerics_ids and (live.exact or not live.row.exact) else ids

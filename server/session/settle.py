@@ -8,6 +8,7 @@ from forkpoint.server.session.core import NodeCore
 from forkpoint.server.session.live import LiveSession, LogTail
 from forkpoint.server.session.logread import read_all
 from forkpoint.server.session.owner import Owners
+from forkpoint.server.session.promote import adopt
 from forkpoint.statestore.calls import StepCommit, StepOutcome, StepStatus
 from forkpoint.statestore.records import FinishReason, Kind, SessionRow, SessionState
 
@@ -59,7 +60,7 @@ class Settler:
         if live.generation is not None and opened is None:
             await self._note_end(live, row.head_hash)
         elif live.generation is None and opened is not None:
-            await self._owners.adopt(live, opened)
+            await adopt(self._core, live, opened)
         live.wants_prefill = True
         live.suspect = False
         live.changed.fire()

@@ -8,6 +8,7 @@ from typing import Final
 from forkpoint.errors import ForkpointError, NodeDrainingError
 from forkpoint.server.session.checkpoint import Checkpointer
 from forkpoint.server.session.core import NodeCore
+from forkpoint.server.session.drain import Drainer
 from forkpoint.server.session.evict import Residents
 from forkpoint.server.session.fork import ForkImages
 from forkpoint.server.session.live import LiveSession, Place
@@ -17,8 +18,10 @@ from forkpoint.statestore.records import SessionState
 
 log = logging.getLogger(__name__)
 
+MOVE_SHARE: Final = 0.5
+"""Part of the shutdown time in which sessions move to other nodes, which keeps their state and their streams."""
 CHECKPOINT_SHARE: Final = 0.7
-"""Part of the shutdown time that checkpoints may take; the rest is for releasing."""
+"""Part of the time then left that checkpoints may take; the rest is for releasing."""
 
 
 class Shutdown:
@@ -33,6 +36,7 @@ class Shutdown:
         images: ForkImages,
         presence: Presence,
         stop_collecting: Callable[[], Awaitable[None]],
+        stop_following: Callable[[], Awaitable[None]],
     ) -> None:
         self._core = core
         self._loop = loop
@@ -41,6 +45,16 @@ class Shutdown:
         self._images = images
         self._presence = presence
         self._stop_collecting = stop_collecting
+        self._stop_following = stop_following
+        self._began: float | None = None
+        """When the node began to leave, on its clock."""
+
+    async def move_away(self, drainer: Drainer) -> None:
+        """Before it leaves: while it goes on answering, what runs here goes to other nodes, if there are any. The time
+        that this takes is taken from that of `leave`."""
+        self._began = self._core.clock.monotonic()
+        if self._core.catalog.broken is None:
+            await drainer.move_away(self._core.options.shutdown_seconds * MOVE_SHARE)
 
     async def leave(self) -> None:
         """Refuse new work, end streams, finish the step, checkpoint, release, and take the node's row away.
@@ -51,10 +65,14 @@ class Shutdown:
         if core.draining:
             return
         core.draining = core.leaving = True
+        left = core.options.shutdown_seconds
+        if self._began is not None:
+            left = max(left * (1 - MOVE_SHARE), left - (core.clock.monotonic() - self._began))
         try:
-            async with asyncio.timeout(core.options.shutdown_seconds * CHECKPOINT_SHARE):
+            async with asyncio.timeout(left * CHECKPOINT_SHARE):
                 await self._loop.halt()
                 self._end_streams()
+                await self._stop_following()
                 await self._images.clear()
                 await self._checkpoint(list(core.lives.values()))
                 await self._residents.settled()
@@ -62,7 +80,7 @@ class Shutdown:
             log.warning("not every session was checkpointed in time: the log has what is missing")
             self._end_streams()
         try:
-            async with asyncio.timeout(core.options.shutdown_seconds * (1 - CHECKPOINT_SHARE)):
+            async with asyncio.timeout(left * (1 - CHECKPOINT_SHARE)):
                 await self._stop_collecting()
                 # All at once: the store commits many together.
                 await asyncio.gather(*(self._release(live) for live in list(core.lives.values())))

@@ -55,6 +55,8 @@ class Views:
                 state = "RESTORING"
             elif live.generation is not None:
                 state = "GENERATING"
+        if row.migration and row.state is SessionState.ACTIVE:
+            state = "MIGRATING"
         usage = Usage(0, 0)
         if row.state is not SessionState.DELETED:
             usage = await self._usage.count(row.name, row.branch, row.head)

@@ -75,10 +75,17 @@ LEASE_RENEW_SECONDS: Final = 1.0
 LEASE_TTL_SECONDS: Final = 3.0
 """A lease whose counter stands still for this long, on the observer's own clock, is expired."""
 LEASE_SKEW_SECONDS: Final = 0.5
+TAKEOVERS_MAX: Final = 3
+"""So many owners of a session in a row, lost without a token of progress: the next one lets it be."""
 PEER_CONNECT_SECONDS: Final = 2.0
 """To open a connection to another node, before it counts as out of reach."""
 PEER_IDLE_SECONDS: Final = 60.0
 """A connection to another node that nobody used for so long is closed."""
+FORWARD_SECONDS_MAX: Final = 10.0
+"""A call that no node answers is tried for so long: longer than it takes until a dead node's sessions are taken over."""
+FORWARD_BACKOFF_SECONDS: Final = 0.02
+FORWARD_BACKOFF_SECONDS_MAX: Final = 0.5
+"""Between two tries: doubles from the first to the most."""
 SHUTDOWN_SECONDS: Final = 10.0
 """SIGTERM to exit."""
 
@@ -88,6 +95,16 @@ PEER_BLOB_BYTES_MAX: Final = 256 * 1024 * 1024 + 4096
 """A blob of a peer is taken into memory up to this: the largest blob there is, with its header."""
 PEER_ASK_DIGESTS_MAX: Final = 4096
 """Digests of one question to a peer: 140 KB."""
+
+MOVE_WAIT_SECONDS: Final = 0.5
+"""So long a call waits for a session that is about to leave for another node; then its caller comes again."""
+CUT_OVER_SECONDS: Final = 0.4
+"""How long a session stands still until its target is asked no more: within that its callers do not notice."""
+MOVE_STALL_SECONDS: Final = 60.0
+"""A move whose target gets no further for so long has failed: the longest restore takes less."""
+MOVE_LAG_TOKENS: Final = 16
+"""Tokens that a target may be behind when the session is handed over: a step of one tile takes about as long as a step
+of one token."""
 
 assert PAGE_TOKENS % TILE_TOKENS == 0
 assert SPLIT_TOKENS % PAGE_TOKENS == 0
@@ -99,6 +116,8 @@ assert 3 * max(APPEND_TEXT_BYTES_MAX, INPUT_TOKENS_MAX) < MESSAGE_BYTES_MAX, "an
 assert CHECKPOINTS_KEPT_MIN <= CHECKPOINTS_KEPT_DEFAULT <= CHECKPOINTS_KEPT_MAX
 assert LADDER_STEP_TOKENS_DEFAULT % TILE_TOKENS == 0
 assert COLLECTOR_TTL_SECONDS >= 3 * COLLECTOR_RENEW_SECONDS
+assert CUT_OVER_SECONDS < MOVE_WAIT_SECONDS
 assert LEASE_TTL_SECONDS >= 3 * LEASE_RENEW_SECONDS
+assert FORWARD_SECONDS_MAX > 2 * (LEASE_TTL_SECONDS + LEASE_SKEW_SECONDS)
 assert STREAM_BUFFER_TOKENS > 0
 assert 0 <= STREAM_AGE_JITTER < 1

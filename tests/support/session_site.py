@@ -40,6 +40,7 @@ from forkpoint.statestore.records import (
 from forkpoint.statestore.sqlite.catalog import SqliteCatalog
 from tests.support.hash_engine import ByteCodec, HashEngine
 from tests.support.lasting_faults import LastingFaults
+from tests.support.near_peers import Street
 
 T = TypeVar("T")
 MARKER = StoreMarker(SCHEMA_VERSION, "default", b"m" * 32, b"t" * 32)
@@ -79,6 +80,7 @@ class Site:
     memory: MemoryCatalog = field(default_factory=MemoryCatalog)
     blobs: BlobStore = field(default_factory=MemoryBlobs)
     nodes: list["Running"] = field(default_factory=list)
+    street: Street = field(default_factory=Street)
     numbers: "itertools.count[int]" = field(default_factory=lambda: itertools.count(1))
 
     def __post_init__(self) -> None:
@@ -109,8 +111,12 @@ class Site:
         )
         lease = (lambda: SqliteCatalog(self.folder / "catalog.db")) if own_lease else None
         store = CheckpointStore(faults.port, self.blobs)
-        node = Node(faults.port, store, engine, ByteCodec(), options, marker, clock, lease, blobs=self.blobs)
+        peers = self.street.peers(options.address)
+        node = Node(
+            faults.port, store, engine, ByteCodec(), options, marker, clock, lease, blobs=self.blobs, peers=peers
+        )
         await node.start()
+        self.street.nodes[options.address] = node
         running = Running(self, node, engine, catalog, options, faults)
         self.nodes.append(running)
         return running
@@ -137,11 +143,13 @@ class Running:
         """As SIGTERM."""
         self.site.nodes.remove(self)
         await self.node.stop()
+        del self.site.street.nodes[self.options.address]
         await self._close()
 
     async def crash(self) -> None:
         """As SIGKILL."""
         self.site.nodes.remove(self)
+        del self.site.street.nodes[self.options.address]
         await self.node.abandon()
         await self._close()
 
