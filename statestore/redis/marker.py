@@ -31,7 +31,8 @@ async def open_store(access: Access, ours: StoreMarker) -> None:
     if not flat:
         flat = (await access.functions.write(access.keys.store, "open_store", None, *fields)).value
     stored = _marker(fields_of(flat))
-    if stored.schema_version in OLDER and replace(stored, schema_version=SCHEMA_VERSION) == ours:
+    if stored.schema_version in OLDER:
+        check_marker(replace(stored, schema_version=SCHEMA_VERSION), ours)
         versions = (stored.schema_version, SCHEMA_VERSION)
         flat = (await access.functions.write(access.keys.store, "upgrade_store", None, *versions)).value
         stored = _marker(fields_of(flat))
