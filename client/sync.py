@@ -5,6 +5,8 @@ may call any method, one that runs an event loop of its own too, which stands st
 share one thread of their own. A process that was forked after the first call can make none (ForkedProcessError).
 """
 
+from __future__ import annotations  # the twins name each other
+
 import asyncio
 import functools
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Sequence
@@ -228,7 +230,7 @@ def _reading(
 
 def _opening(
     method: Callable[Concatenate[Any, P], Coroutine[Any, Any, session.Session]],
-) -> "Callable[Concatenate[Any, P], Session]":
+) -> Callable[Concatenate[Any, P], Session]:
     @functools.wraps(method)
     def call(self: Twin[Any], /, *args: P.args, **kwargs: P.kwargs) -> Session:
         return Session(self._hold, self._hold.run(method(self._inner, *args, **kwargs)))
@@ -238,7 +240,7 @@ def _opening(
 
 def _forking(
     method: Callable[Concatenate[Any, P], Coroutine[Any, Any, list[session.Session]]],
-) -> "Callable[Concatenate[Any, P], list[Session]]":
+) -> Callable[Concatenate[Any, P], list[Session]]:
     @functools.wraps(method)
     def call(self: Twin[Any], /, *args: P.args, **kwargs: P.kwargs) -> list[Session]:
         children = self._hold.run(method(self._inner, *args, **kwargs))
