@@ -14,7 +14,10 @@ from forkpoint.limits import SHUTDOWN_SECONDS
 from forkpoint.model.tokenizer import Tokenizer
 from forkpoint.server.engine.base import Engine
 from forkpoint.server.engine.open import open_engine
+from forkpoint.server.rpc.channels import Channels
+from forkpoint.server.rpc.forward import Forwarder
 from forkpoint.server.rpc.peerblobs import PeerBlobs
+from forkpoint.server.rpc.peers import GrpcPeers
 from forkpoint.server.rpc.served import Served
 from forkpoint.server.rpc.server import RpcServer
 from forkpoint.server.session.node import Node
@@ -177,6 +180,7 @@ async def serving(config: ServerConfig, parts: Parts | None = None) -> AsyncIter
             gc_budget_bytes=config.gc_budget_bytes,
             shutdown_seconds=NODE_SHUTDOWN_SECONDS,
         )
+        channels = Channels()
         store = CheckpointStore(parts.catalog, parts.blobs, compress=config.compress)
         node = Node(
             parts.catalog,
@@ -188,6 +192,7 @@ async def serving(config: ServerConfig, parts: Parts | None = None) -> AsyncIter
             parts.clock,
             parts.lease_catalog,
             blobs=parts.blobs,
+            peers=GrpcPeers(channels, config.node),
         )
         served = Served(
             node=config.node,
@@ -200,6 +205,8 @@ async def serving(config: ServerConfig, parts: Parts | None = None) -> AsyncIter
         )
         local = [tier.blobs for tier in tiers_of(parts.blobs) if not tier.blobs.survives_node]
         rpc.attach(node, served, parts.clock, local)
+        token_bytes = parts.codec.token_bytes
+        rpc.forward(Forwarder(channels, node.members, config.node, options.address, parts.clock, token_bytes))
         await node.start()
         try:
             await rpc.start()

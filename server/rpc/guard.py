@@ -16,7 +16,10 @@ from forkpoint.errors import ForkpointError, NodeDrainingError, SessionRelocatin
 from forkpoint.limits import HEARTBEAT_SECONDS, STREAM_AGE_JITTER, STREAM_AGE_SECONDS_DEFAULT
 from forkpoint.server.rpc.errors import MethodNotImplementedError
 from forkpoint.server.rpc.fields import check_request, is_served
-from forkpoint.server.rpc.status import internal_status, status_of, trailer
+from forkpoint.server.rpc.forward import Forwarder, PeerStatusError
+from forkpoint.server.rpc.relayed import relayed
+from forkpoint.server.rpc.routes import Marks, may_go_on
+from forkpoint.server.rpc.status import PUSHBACK_KEY, internal_status, status_of, trailer
 from forkpoint.server.rpc.stream import Drain, Source, relay
 
 Q = TypeVar("Q")
@@ -43,6 +46,8 @@ class Guard(grpc.aio.ServerInterceptor):
         self._drain = drain
         self._heartbeat_seconds = heartbeat_seconds
         self._stream_age_seconds = stream_age_seconds
+        self.forwarder: Forwarder | None = None
+        """Sends calls to other nodes; None: none are sent."""
         self.open_streams = 0
         """Streams that are being answered now."""
 
@@ -72,7 +77,10 @@ class Guard(grpc.aio.ServerInterceptor):
         async def call(request: Message, context: Servicer) -> Any:
             try:
                 self._admit(method, request)
-                return await behaviour(request, context)
+                forwarder = self._forwarder(method, context)
+                if forwarder is None:
+                    return await behaviour(request, context)
+                return await forwarder.unary(method, request, lambda: behaviour(request, context), context)
             except Exception as error:  # noqa: BLE001 (every error becomes a status)
                 await self._abort(method, error, context)
 
@@ -81,7 +89,11 @@ class Guard(grpc.aio.ServerInterceptor):
     def _upload(self, method: str, behaviour: Any) -> Any:
         async def call(requests: AsyncIterator[Message], context: Servicer) -> Any:
             try:
-                return await behaviour(self._admitted(method, requests), context)
+                admitted = self._admitted(method, requests)
+                forwarder = self._forwarder(method, context)
+                if forwarder is None:
+                    return await behaviour(admitted, context)
+                return await forwarder.upload(method, admitted, lambda again: behaviour(again, context), context)
             except Exception as error:  # noqa: BLE001 (every error becomes a status)
                 await self._abort(method, error, context)
 
@@ -90,18 +102,34 @@ class Guard(grpc.aio.ServerInterceptor):
     def _stream(self, method: str, behaviour: Any) -> Any:
         async def call(request: Message, context: Servicer) -> None:
             self.open_streams += 1
+            position: int | None = None
             try:
                 self._admit(method, request)
-                answer = behaviour(request, context)
-                source = answer if isinstance(answer, Source) else Source(answer)
+                source = self._source(method, request, behaviour, context)
                 beat, age = self._heartbeat_seconds, self.stream_age()
-                await relay(source, context.write, context, self._drain, beat, age)
+                try:
+                    await relay(source, context.write, context, self._drain, beat, age)
+                finally:
+                    position = source.cursor()
             except Exception as error:  # noqa: BLE001 (every error becomes a status)
-                await self._abort(method, error, context)
+                await self._abort(method, with_position(error, position), context)
             finally:
                 self.open_streams -= 1
 
         return call
+
+    def _source(self, method: str, request: Message, behaviour: Any, context: Servicer) -> Source[Any]:
+        forwarder = self._forwarder(method, context)
+        if forwarder is not None:
+            remaining = context.time_remaining
+            return relayed(forwarder, self._drain, method, request, lambda now: behaviour(now, context), remaining)
+        answer = behaviour(request, context)
+        return answer if isinstance(answer, Source) else Source(answer)
+
+    def _forwarder(self, method: str, context: Servicer) -> Forwarder | None:
+        """What answers a call that another node may have to answer; None for one that is answered here."""
+        marks = Marks.of(context.invocation_metadata())
+        return self.forwarder if may_go_on(method, marks) else None
 
     def stream_age(self) -> float | None:
         """Seconds that the next stream may last; None: for ever."""
@@ -127,6 +155,8 @@ class Guard(grpc.aio.ServerInterceptor):
             raise error
         if context.done():
             return
+        if isinstance(error, PeerStatusError):
+            await context.abort(error.code, error.text, error.trailers)
         if isinstance(error, ForkpointError):
             status = status_of(error)
         else:
@@ -139,7 +169,14 @@ class Guard(grpc.aio.ServerInterceptor):
 
 def pushback(error: Exception) -> tuple[tuple[str, str], ...]:
     """Tells gRPC's own retries not to repeat a call here when another node is the right one."""
-    return (("grpc-retry-pushback-ms", "-1"),) if isinstance(error, SessionRelocatingError) else ()
+    return ((PUSHBACK_KEY, "-1"),) if isinstance(error, SessionRelocatingError) else ()
+
+
+def with_position(error: Exception, position: int | None) -> Exception:
+    """The error, with the position to go on from where it says that another node has the session."""
+    if not isinstance(error, SessionRelocatingError) or position is None:
+        return error
+    return SessionRelocatingError(error.session, error.owner, error.address, position)
 
 
 def incident_facts(incident: str, method: str, error: BaseException) -> dict[str, object]:

@@ -23,6 +23,7 @@ from forkpoint.server.rpc import health
 from forkpoint.server.rpc.admin import Admin
 from forkpoint.server.rpc.blobs import BlobDesk, NodeTier
 from forkpoint.server.rpc.checkpoints import Checkpoints
+from forkpoint.server.rpc.forward import Forwarder
 from forkpoint.server.rpc.guard import Guard
 from forkpoint.server.rpc.peer import Peer
 from forkpoint.server.rpc.served import Served
@@ -86,8 +87,14 @@ class RpcServer:
         server.add_generic_rpc_handlers((self.health.handler(),))
         _add_reflection(server)
 
+    def forward(self, forwarder: Forwarder) -> None:
+        """Send calls to other nodes from the start on."""
+        self.guard.forwarder = forwarder
+
     async def start(self) -> None:
         """Answer calls, and say so."""
+        if self.guard.forwarder is not None:
+            self.guard.forwarder.start()
         await self._server.start()
         await self.health.serve()
 
@@ -100,6 +107,8 @@ class RpcServer:
         """Drain, and let running calls end for at most `grace_seconds`. Idempotent."""
         await self.begin_drain()
         await self._server.stop(grace_seconds)
+        if self.guard.forwarder is not None:
+            await self.guard.forwarder.close()
 
 
 def _add_reflection(server: grpc.aio.Server) -> None:

@@ -17,6 +17,7 @@ from forkpoint.server.rpc.errors import MethodNotImplementedError
 
 DOMAIN = "forkpoint"
 DETAILS_KEY = "grpc-status-details-bin"
+PUSHBACK_KEY = "grpc-retry-pushback-ms"
 MESSAGE_CHARACTERS_MAX = 1000
 FACT_CHARACTERS_MAX = 256
 FACTS_MAX = 12

@@ -76,6 +76,8 @@ class Lifecycle:
         """N children in one transaction; the parent, paused or running, goes on. An image is made between steps."""
         check_fork(call)
         async with self._claims.request(call.request) as stored:
+            if not stored and call.name not in self._core.lives:
+                await self._claims.owners.leave_to_owner(call.name)  # who has its state can fork that as well
             if stored or call.name not in self._core.lives:
                 outcome, parent = await self._fork(call)
             else:

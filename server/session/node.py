@@ -113,7 +113,7 @@ class Node:
         watch = DeathWatch(clock, options.lease_ttl_seconds + options.lease_skew_seconds)
         self._members = members = Membership(core, watch)
         trials = Trials(core)
-        owners = Owners(core, members, trials)
+        self._owners = owners = Owners(core, members, trials)
         checkpointer = Checkpointer(core)
         images = ForkImages(core)
         quarantine = Quarantine(core)
@@ -270,7 +270,7 @@ class Node:
         return await self._core.tasks.run(self._lifecycle.cancel(name), f"cancel {name}")
 
     def read_tokens(self, name: SessionName, start: int, end: int | None, follow: bool) -> AsyncIterator[Chunk]:
-        return read_tokens(self._core, name, start, end, follow)
+        return read_tokens(self._core, self._owners.foreign_owner, name, start, end, follow)
 
     async def fork(self, call: ForkCall) -> tuple[list[SessionView], int]:
         return await self._core.tasks.run(self._lifecycle.fork(call), f"fork {call.name}")

@@ -20,6 +20,7 @@ from forkpoint.server.session.membership import Membership
 from forkpoint.server.session.ports import CutOverAsk
 from forkpoint.server.session.promote import catch_up, fit_generation, install, note_numerics
 from forkpoint.server.session.trials import Trials, Turn
+from forkpoint.server.session.whereabouts import Whereabouts, is_free
 from forkpoint.statestore.records import NodeRow, RequestKey, SessionRow, SessionState
 
 ACQUIRE_TRIES = 5
@@ -55,13 +56,15 @@ class Owners:
         self._core = core
         self._members = members
         self._trials = trials
+        self._whereabouts = Whereabouts(core, members)
         self._locks = NameLocks()
 
     async def own(self, name: SessionName, resume: bool = False, request: RequestKey | None = None) -> LiveSession:
         """The session, owned by this node. `request`: whose effect it is that the node takes it, if it has to.
 
         Raises NotFoundError, SessionQuarantinedError, SessionPausedError (unless `resume`), SessionRelocatingError
-        when a live node has it, NodeDrainingError: a node that is cordoned takes nothing that it has not.
+        when a live node has it, or should have it (in a free call), NodeDrainingError: a node that is cordoned takes
+        nothing that it has not.
         """
         live = self._core.lives.get(name)
         if live is not None:
@@ -151,6 +154,12 @@ class Owners:
             return SessionRelocatingError(str(name), row.owner or "nobody", "")
         return SessionRelocatingError(str(name), node.node, node.address)
 
+    async def leave_to_owner(self, name: SessionName) -> None:
+        """Raises SessionRelocatingError for a free call when a live node has the session."""
+        if is_free():
+            row = await self._core.catalog.get_session(name)
+            self._whereabouts.to_owner(row, await self.foreign_owner(row))
+
     async def foreign_owner(self, row: SessionRow) -> NodeRow | None:
         """The live node that has the session, None when this one may take it."""
         if row.owner in ("", self._core.incarnation):
@@ -169,6 +178,8 @@ class Owners:
             node = await self.foreign_owner(row)
             if node is not None:
                 raise SessionRelocatingError(str(name), node.node, node.address)
+            if row.owner != self._core.incarnation:
+                await self._whereabouts.place(row)
             if self._core.cordoned and row.owner != self._core.incarnation:
                 raise NodeDrainingError(self._core.options.node)
             if self._trials.is_suspect(row) and not turn.claimed:

@@ -1,7 +1,7 @@
 """Readers: cursors over the log. What a reader has not fetched is not kept for it; it re-reads by position."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Final
 
 from forkpoint.errors import (
@@ -10,6 +10,7 @@ from forkpoint.errors import (
     NodeDrainingError,
     NotFoundError,
     PositionBeyondHeadError,
+    SessionRelocatingError,
     UnavailableError,
 )
 from forkpoint.ids import SessionName
@@ -21,10 +22,10 @@ from forkpoint.server.session.live import LiveSession
 from forkpoint.server.session.text import TextTrail
 from forkpoint.server.session.usage import UsageCounter
 from forkpoint.statestore.chain import HashChain
-from forkpoint.statestore.records import FinishReason, GenerationRow, LogSlice
+from forkpoint.statestore.records import FinishReason, GenerationRow, LogSlice, NodeRow, SessionRow
 
 FOLLOW_POLL_SECONDS: Final = 0.5
-"""A follower of a session that this node does not own looks at the store this often."""
+"""A follower of a session that nobody owns looks at the store this often."""
 
 
 class LogCursor:
@@ -189,11 +190,17 @@ class GenerationStream:
 
 
 async def read_tokens(
-    core: NodeCore, name: SessionName, start: int, end: int | None, follow: bool
+    core: NodeCore,
+    foreign_owner: Callable[[SessionRow], Awaitable[NodeRow | None]],
+    name: SessionName,
+    start: int,
+    end: int | None,
+    follow: bool,
 ) -> AsyncIterator[Chunk]:
     """Committed tokens of [start, end), to the head when `end` is None; `follow`: and what comes, until `end`.
 
-    Raises NotFoundError, PositionBeyondHeadError; AbortedError when the session is rewound meanwhile.
+    Raises NotFoundError, PositionBeyondHeadError; AbortedError when the session is rewound meanwhile. What there is can
+    be read at any node; what comes is told by the session's owner, so SessionRelocatingError when it has another.
     """
     row = await core.catalog.get_session(name)
     if row.delete_us is not None or start > row.head or (end is not None and not follow and end > row.head):
@@ -209,16 +216,21 @@ async def read_tokens(
         elif core.draining:
             raise NodeDrainingError(core.options.node, cursor.position)
         else:
-            await _changed(core, name)
+            await _changed(core, foreign_owner, name)
     rest = trail.flush()
     if rest:
         yield Chunk(cursor.position, (), (), rest, (), row.epoch)
 
 
-async def _changed(core: NodeCore, name: SessionName) -> None:
+async def _changed(
+    core: NodeCore, foreign_owner: Callable[[SessionRow], Awaitable[NodeRow | None]], name: SessionName
+) -> None:
     """Until the session may have grown."""
     live = core.lives.get(name)
     if live is None:
+        node = await foreign_owner(await core.catalog.get_session(name))
+        if node is not None:
+            raise SessionRelocatingError(str(name), node.node, node.address)
         await asyncio.sleep(FOLLOW_POLL_SECONDS)
         return
     try:

@@ -308,9 +308,9 @@ class SessionRelocatingError(UnavailableError):
 
     reason = "SESSION_RELOCATING"
 
-    def __init__(self, session: str, owner: str, address: str) -> None:
+    def __init__(self, session: str, owner: str, address: str, resume_position: int | None = None) -> None:
         super().__init__(f"{session} is owned by {owner} at {address}")
-        self.session, self.owner, self.address = session, owner, address
+        self.session, self.owner, self.address, self.resume_position = session, owner, address, resume_position
 
 
 class NodeDrainingError(UnavailableError):
