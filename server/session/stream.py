@@ -202,7 +202,7 @@ async def read_tokens(
     Raises NotFoundError, PositionBeyondHeadError; AbortedError when the session is rewound meanwhile. What there is can
     be read at any node; what comes is told by the session's owner, so SessionRelocatingError when it has another.
     """
-    row = await core.catalog.get_session(name)
+    row = await _looked_up(core, name)
     if row.delete_us is not None or start > row.head or (end is not None and not follow and end > row.head):
         # The store says which error it is.
         await core.catalog.read_log(name, max(start, row.head + 1) if row.delete_us is None else 0, 1)
@@ -220,6 +220,19 @@ async def read_tokens(
     rest = trail.flush()
     if rest:
         yield Chunk(cursor.position, (), (), rest, (), row.epoch)
+
+
+async def _looked_up(core: NodeCore, name: SessionName) -> SessionRow:
+    """The session's row. Raises UnavailableError when the store lost the end of a log that this node knows: nobody is
+    shown it any more."""
+    live = core.lives.get(name)
+    head = 0 if live is None else live.head
+    row = await core.catalog.get_session(name)
+    if live is not None and live.row.branch == row.branch and row.head < head:
+        live.suspect = True
+        core.wake()
+        raise UnavailableError(f"{name}: the store lost the end of its log: it knows {row.head} tokens; call again")
+    return row
 
 
 async def _changed(

@@ -2,8 +2,9 @@
 
 import asyncio
 import copy
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
 
@@ -16,6 +17,8 @@ from forkpoint.statestore.memory.catalog import MemoryCatalog
 from forkpoint.statestore.memory.store import MemoryTables
 from tests.support.hash_engine import continuation
 from tests.support.session_site import FAST, Running, Site, background, key, until
+
+T = TypeVar("T")
 
 KEPT = list(b"what the replica had")
 LOST = list(b" and what it had not, which the node knows all the same")
@@ -37,15 +40,19 @@ def fail_over(node: Running, tables: MemoryTables) -> None:
     tables.nodes = nodes
 
 
+async def answered(call: Callable[[], Awaitable[T]]) -> T:
+    """What a call comes to that is made again while the node finds out what the store holds."""
+    async with asyncio.timeout(10):
+        while True:
+            try:
+                return await call()
+            except (SessionBusyError, UnavailableError):
+                await asyncio.sleep(0.01)
+
+
 async def appended(node: Running, name: SessionName, tokens: Sequence[int]) -> int:
-    """Where an append lands; asks again while the node finds out."""
-    while True:
-        try:
-            return (await node.append(name, tokens)).outcome.start
-        except SessionBusyError:
-            await node.idle(name)
-        except UnavailableError:
-            continue
+    """Where an append lands."""
+    return (await answered(lambda: node.append(name, tokens))).outcome.start
 
 
 @pytest.mark.parametrize("count", [16, 100])
@@ -73,6 +80,21 @@ async def test_a_client_that_knows_what_was_lost_is_told_so(memory: Running) -> 
     with pytest.raises(LogTailMissingError) as told:
         await memory.node.append(call)
     assert (told.value.client_position, told.value.head) == (len(KEPT + LOST), len(KEPT))
+
+
+async def test_a_reader_is_shown_nothing_that_the_store_has_lost(memory: Running) -> None:
+    name = await memory.session("s")
+    await memory.append(name, KEPT)
+    await memory.idle(name)
+    tables = replica(memory)
+    await memory.append(name, LOST)
+    await memory.idle(name)
+    fail_over(memory, tables)
+    with pytest.raises(UnavailableError, match="lost the end"):
+        await anext(memory.node.read_tokens(name, 0, None, follow=True))
+    await until(lambda: name not in memory.node._core.lives)
+    chunk = await anext(memory.node.read_tokens(name, 0, None, follow=True))
+    assert list(chunk.token_ids) == KEPT
 
 
 async def test_a_checkpoint_of_what_was_lost_is_taken_of_what_is_left(memory: Running) -> None:
@@ -136,13 +158,7 @@ async def test_a_generation_that_was_lost_whole_is_begun_anew(memory: Running) -
         await memory.generate(GenerateCall(name, key("g"), max_tokens=9))
     fail_over(memory, tables)
     memory.faults.heal()
-    async with asyncio.timeout(10):
-        while True:
-            try:
-                read = await memory.generate(GenerateCall(name, key("g"), max_tokens=9))
-                break
-            except UnavailableError:
-                await asyncio.sleep(0.01)
+    read = await answered(lambda: memory.generate(GenerateCall(name, key("g"), max_tokens=9)))
     assert read.tokens == continuation(KEPT, 9, GREEDY)[0]
 
 
@@ -155,13 +171,7 @@ async def test_a_rewind_ends_a_generation_whose_end_was_lost(memory: Running) ->
     tables = replica(memory)
     await task
     fail_over(memory, tables)
-    async with asyncio.timeout(10):
-        while True:
-            try:
-                view = await memory.node.rewind(name, 3, key("r"))
-                break
-            except (SessionBusyError, UnavailableError):
-                await asyncio.sleep(0.01)
+    view = await answered(lambda: memory.node.rewind(name, 3, key("r")))
     assert view.row.head == 3 and await memory.log(name) == KEPT[:3]
 
 

@@ -119,8 +119,10 @@ class Client:
                 self._trace.note("gone", str(book.name), error)
                 book.deleted = True
                 return
+            # Both as the store has them now: the last token of a generation may come between the answers.
             running = await self._store.catalog.open_generation(book.name)
-            if lost == self._store.lost and view.row.head == len(tokens) and running is None:
+            head = (await self._store.catalog.get_session(book.name)).head
+            if lost == self._store.lost and view.row.head == len(tokens) == head and running is None:
                 break
             if running is not None:
                 await self._nudge(book)
@@ -130,6 +132,13 @@ class Client:
         common = next((at for at, (a, b) in enumerate(zip(tokens, book.tokens, strict=False)) if a != b), book.head)
         book.cut(min(common, len(tokens)))
         book.grow(tokens[book.head :], None)
+
+    async def while_paused(self, book: Book) -> None:
+        """The end of a generation is in the store and will be told, unless the store lost it: then ResyncError."""
+        if self._store.lost != book.synced_at_loss:
+            await self.resync(book)
+            raise ResyncError
+        await asyncio.sleep(0.02)
 
     async def _nudge(self, book: Book) -> None:
         """An append that can't take effect: its owner finds out what the store holds of the session."""

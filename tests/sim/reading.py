@@ -35,6 +35,10 @@ class Caller(Protocol):
         """Take what is left of a session after a loss."""
         ...
 
+    async def while_paused(self, book: Book) -> None:
+        """What follows from a generation that is told the session is paused."""
+        ...
+
 
 class Reading:
     """One generation, read to its end over any number of connections."""
@@ -77,7 +81,7 @@ class Reading:
                                 break
                             position = self._take(event, start, position, tokens)
                 except SessionPausedError:
-                    await asyncio.sleep(0.02)  # its end is in the store
+                    await self._client.while_paused(self._book)
                 except (ForkpointError, HiccupError) as error:
                     await self._client.after(self._book, error)
         except ResyncError:
