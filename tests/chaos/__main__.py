@@ -7,13 +7,15 @@ last line is a summary in JSON; the exit status is 0 when every promise was kept
 import argparse
 import asyncio
 import random
+import signal
 import sys
 import tempfile
 import time
+from collections.abc import Coroutine
 from pathlib import Path
 
 from tests.chaos.run import play
-from tests.chaos.verdict import Settings
+from tests.chaos.verdict import Settings, Verdict
 
 
 def settings() -> tuple[Settings, Path | None, bool]:
@@ -38,6 +40,14 @@ def settings() -> tuple[Settings, Path | None, bool]:
     return Settings(**given), folder, quiet
 
 
+async def until_told(run: Coroutine[None, None, Verdict]) -> Verdict:
+    """The run; SIGTERM and SIGINT break it off, so that its networks and processes go."""
+    task = asyncio.get_running_loop().create_task(run)  # owner: this function
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, task.cancel)
+    return await task
+
+
 def main() -> int:
     """0 when every promise was kept."""
     chosen, folder, quiet = settings()
@@ -51,7 +61,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="forkpoint-chaos-") as temporary:
         if folder is not None:
             folder.mkdir(parents=True, exist_ok=True)
-        verdict = asyncio.run(play(chosen, (folder or Path(temporary)).absolute(), tell))
+        verdict = asyncio.run(until_told(play(chosen, (folder or Path(temporary)).absolute(), tell)))
     for problem in (*verdict.lost, *verdict.divergent, *verdict.stale, *verdict.findings, *verdict.nodes):
         print(f"PROBLEM: {problem}", flush=True)
     print(verdict.line(chosen))

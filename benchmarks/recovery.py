@@ -1,0 +1,103 @@
+"""How long clients wait when a node dies, against how many sessions it had: `python -m benchmarks.recovery`.
+
+Two nodes of the tiny model over one Redis; all sessions stream from the first, which is killed. Each stream's wait is
+from the kill to the first token that its client gets afterwards, from the other node. `another host`: the dead node's
+lock can't be seen, so that only its lease tells, which lives for 3 s; `the same host`: the lock tells at once.
+"""
+
+import argparse
+import asyncio
+import tempfile
+import time
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+from benchmarks.cluster import NodeProcess, TimedStream, grown, nodes
+from benchmarks.record import Measurement, write
+from benchmarks.store.places import percentile
+from forkpoint.client.client import Client
+from forkpoint.limits import LEASE_TTL_SECONDS
+
+SESSIONS: Final = (1, 4, 16, 48)
+PROMPT: Final = 1024
+EVERY: Final = 256
+"""Tokens between checkpoints."""
+WARM_TOKENS: Final = 16
+"""Every stream has so many before the kill."""
+TARGET_SECONDS: Final = LEASE_TTL_SECONDS + 2.0
+
+
+async def one(first: NodeProcess, second: NodeProcess, sessions: int, far: bool, round_: int) -> list[float]:
+    """Seconds that each stream waits."""
+    if far:
+        for lock in first.locks.glob("*"):
+            lock.unlink(missing_ok=True)
+    workflow = f"w{sessions}-{int(far)}-{round_}"
+    async with Client([first.address, second.address], patience_s=120) as client, asyncio.TaskGroup() as group:
+        await client.workflows.create(workflow)
+        parent = await grown(client, "parent", PROMPT, EVERY, workflow)
+        names = [f"s{number}" for number in range(sessions)]
+        forked = [session for name in names for session in await parent.fork(session_ids=[name])]
+        streams = [
+            TimedStream(partial(session.generate, text=f"# {number}\n", max_tokens=4096, temperature=1.0, seed=number))
+            for number, session in enumerate(forked)
+        ]
+        readers = [group.create_task(stream.read()) for stream in streams]
+        for stream in streams:
+            await stream.reach(WARM_TOKENS)
+        before = [len(stream.times) for stream in streams]
+        killed = time.perf_counter()
+        await first.kill()
+        # What was on its way at the kill comes at once: the wait ends with the first token after the longest pause.
+        for stream, count in zip(streams, before, strict=True):
+            await stream.reach(count + 2 * WARM_TOKENS)
+        for reader in readers:
+            reader.cancel()
+        for session in forked:
+            await session.cancel_generation()
+    return [resumed(stream.times, killed) - killed for stream in streams]
+
+
+def resumed(times: list[float], killed: float) -> float:
+    """When the first token behind the longest gap that ended after the kill came."""
+    ends = [number for number in range(1, len(times)) if times[number] > killed]
+    return times[max(ends, key=lambda number: times[number] - times[number - 1])]
+
+
+async def measure(folder: Path, counts: tuple[int, ...], rounds: int) -> list[Measurement]:
+    """All cases."""
+    settings = {"slots": 2 * max(counts) + 2, "pages": 4096, "gc_interval_seconds": 0}
+    rows = []
+    async with nodes(folder, 2, settings) as (first, second):
+        for far in (True, False):
+            for count in counts:
+                waits = list[float]()
+                for round_ in range(rounds):
+                    waits += await one(first, second, count, far, round_)
+                    first, second = second, first
+                    await second.start()
+                where = "another host" if far else "the same host"
+                case = f"a node with {count} streams is killed, {where}"
+                rows.append(Measurement(case, "p50", "ms", 1e3 * percentile(waits, 0.5)))
+                target = 1e3 * TARGET_SECONDS if far else None
+                rows.append(Measurement(case, "p99", "ms", 1e3 * percentile(waits, 0.99), target=target))
+                print(rows[-2:], flush=True)
+    return rows
+
+
+def main() -> None:
+    """Measure and write benchmarks/results/recovery.jsonl."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.recovery")
+    parser.add_argument("--quick", action="store_true", help="few sessions, one round, nothing is written")
+    parser.add_argument("--rounds", type=int, default=3)
+    given = parser.parse_args()
+    counts, rounds = ((1, 3), 1) if given.quick else (SESSIONS, given.rounds)
+    with tempfile.TemporaryDirectory(prefix="forkpoint-recovery-") as folder:
+        rows = asyncio.run(measure(Path(folder), counts, rounds))
+    if not given.quick:
+        print(write("recovery", rows))
+
+
+if __name__ == "__main__":
+    main()
