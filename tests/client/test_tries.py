@@ -14,9 +14,10 @@ import pytest
 from forkpoint.client.client import Client
 from forkpoint.client.errors import ClientClosedError, RemoteError
 from forkpoint.client.resume import ANSWERED_SECONDS, Patience, resumed
-from forkpoint.client.wire import Wire
+from forkpoint.client.wire import DIRECT_METADATA, Wire
 from forkpoint.proto.forkpoint.v1 import admin_pb2, session_pb2
 from forkpoint.proto.forkpoint.v1 import session_service_pb2 as pb
+from forkpoint.server.rpc.routes import DIRECT
 from tests.support.fake_node import Answer, FakeNode, Refused, Silence, fake_node
 from tests.support.rpc_site import ROOT
 
@@ -124,6 +125,10 @@ async def test_a_long_call_is_sent_again_until_its_first_event_and_not_after() -
                 await events.result()
             assert events.last == begun
         assert [request.name for _, request, _ in (*first.calls, *second.calls)] == ["nodes/a"] * 3
+
+
+def test_client_and_server_mean_the_same_by_direct() -> None:
+    assert [DIRECT_METADATA] == [((DIRECT, "1"),)]
 
 
 async def gone_from(fake: FakeNode, method: str) -> None:

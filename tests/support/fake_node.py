@@ -11,14 +11,18 @@ import grpc
 from google.protobuf.any_pb2 import Any as Packed
 from google.protobuf.message import Message
 from google.rpc import error_details_pb2, status_pb2
+from grpc_health.v1 import health_pb2
 
-from forkpoint.proto.forkpoint.v1 import admin_pb2, session_service_pb2
+from forkpoint.proto.forkpoint.v1 import admin_pb2, session_service_pb2, workflow_pb2
 
 _SERVICES = {
     service.full_name: service
-    for module in (admin_pb2, session_service_pb2)
+    for module in (admin_pb2, session_service_pb2, workflow_pb2)
     for service in module.DESCRIPTOR.services_by_name.values()
 }
+
+
+HEALTH = "/grpc.health.v1.Health/Check"
 
 
 class Refused(Exception):
@@ -77,6 +81,10 @@ class FakeNode:
                 yield message
 
 
+async def _serves(request: Any, context: Any) -> Any:
+    return health_pb2.HealthCheckResponse(status=health_pb2.HealthCheckResponse.SERVING)
+
+
 class _Handlers(grpc.GenericRpcHandler):
     def __init__(self, node: FakeNode) -> None:
         self._node = node
@@ -84,6 +92,10 @@ class _Handlers(grpc.GenericRpcHandler):
     def service(self, handler_call_details: Any) -> Any:
         """A handler for every method that the script names."""
         _, service, name = handler_call_details.method.split("/")
+        if handler_call_details.method == HEALTH:
+            return grpc.unary_unary_rpc_method_handler(
+                _serves, health_pb2.HealthCheckRequest.FromString, health_pb2.HealthCheckResponse.SerializeToString
+            )
         if service not in _SERVICES or name not in self._node.script:
             return None
         method = _SERVICES[service].methods_by_name[name]
