@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
@@ -21,7 +21,7 @@ from forkpoint.statestore.records import NodeRow, SessionState
 
 log = logging.getLogger(__name__)
 
-MOVES_AT_ONCE: Final = 4
+AT_ONCE: Final = 4
 """A move's long part is the target's restore and replay; more at once would only take turns there."""
 TARGETS_MAX: Final = 2
 """Nodes that a session is sent to until it is parked."""
@@ -64,6 +64,14 @@ class Parker:
             await self._claims.confirmed(live)
             while live.writer:
                 await live.changed.wait()
+        # Half of this would leave it to a node that does not have it.
+        await self._core.tasks.run(self._release(live), f"release {live.name}")
+
+    async def settled(self, live: LiveSession) -> None:
+        """Until it is on the engine or not. Raises why it left."""
+        await self._claims.settled(live)
+
+    async def _release(self, live: LiveSession) -> None:
         await self._core.free_sequence(live)
         await self._core.catalog.release(live.name, live.epoch, SessionState.ACTIVE)
 
@@ -142,13 +150,29 @@ class Drainer:
         return DrainReport(len(self._core.lives), tally.moved, tally.parked)
 
     async def _send_all(self, tally: _Tally, park: bool) -> None:
+        """First those that can be moved, then, when they have their places, the others: what is released wants a slot
+        elsewhere too."""
+        await self._each(tally, self._move)
+        if park:
+            tally.seen.clear()
+            await self._each(tally, self._park)
+
+    async def _each(self, tally: _Tally, act: Callable[[LiveSession, _Tally], Awaitable[None]]) -> None:
+        """Do `act` on every session once, also on those that come meanwhile, a few at a time."""
+
         async def work() -> None:
             while (live := self._next(tally)) is not None:
-                await self._send(live, tally, park)
+                try:
+                    await act(live, tally)
+                except ForkpointError as error:
+                    log.warning("%s stays for now: %s", live.name, error)
+                except Exception:
+                    # A bug must not keep the other sessions here.
+                    log.exception("%s was neither moved nor parked", live.name)
                 tally.changed.fire()
 
         async with asyncio.TaskGroup() as group:
-            for _ in range(MOVES_AT_ONCE):
+            for _ in range(AT_ONCE):
                 group.create_task(work())
 
     def _next(self, tally: _Tally) -> LiveSession | None:
@@ -160,19 +184,15 @@ class Drainer:
         tally.seen.add(live)
         return live
 
-    async def _send(self, live: LiveSession, tally: _Tally, park: bool) -> None:
-        """One session: moved, parked, or still here when neither works."""
-        try:
-            if not live.is_dormant and await self._moved(live):
-                tally.moved += 1
-            elif park and self._is_here(live):
-                await self._parker.park(live)
-                tally.parked += 1
-        except ForkpointError as error:
-            log.warning("%s was not parked: %s", live.name, error)
-        except Exception:
-            # A bug must not keep the other sessions here.
-            log.exception("%s was neither moved nor parked", live.name)
+    async def _move(self, live: LiveSession, tally: _Tally) -> None:
+        """Move it, if it has a state to keep."""
+        await self._parker.settled(live)
+        if live.place is Place.RESIDENT and await self._moved(live):
+            tally.moved += 1
+
+    async def _park(self, live: LiveSession, tally: _Tally) -> None:
+        await self._parker.park(live)
+        tally.parked += 1
 
     async def _moved(self, live: LiveSession) -> bool:
         tried = set[str]()

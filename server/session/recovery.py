@@ -75,9 +75,16 @@ class Recovery:
         self._try([row for row in due if self._trials.is_suspect(row)])
         left = [row for row in left if self._is_left(row)]
         await self._bury(dead, {row.owner for row in left})
-        later = min((wait for wait in waits.values() if wait > 0), default=core.options.recovery_look_seconds)
+        later = min((wait for wait in waits.values() if wait > 0), default=self._patience())
         failed = any(waits[row.name] <= 0 for row in left)
         self._due = now + min(later, core.options.recovery_poll_seconds if failed else later)
+
+    def _patience(self) -> float:
+        """When to look again, in seconds, while no node comes, goes or changes. One that is drained gives sessions up,
+        and nothing else tells of it."""
+        options, members = self._core.options, self._members
+        gives = [node for node in members.nodes if members.state(node) is NodeState.DRAINING and node.status.sessions]
+        return options.recovery_poll_seconds if gives else options.recovery_look_seconds
 
     async def _rest(self) -> None:
         """Until a node came, went or died, or it is time to look again."""
