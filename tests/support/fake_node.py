@@ -60,6 +60,8 @@ class FakeNode:
     address: str = ""
     script: dict[str, Sequence[Answer]] = field(default_factory=dict)
     calls: list[tuple[str, Any, dict[str, str]]] = field(default_factory=list)
+    left_s: list[float | None] = field(default_factory=list)
+    """Seconds that each call had left when it came; None without a deadline."""
     ended: list[str] = field(default_factory=list)
     """Methods whose client went away before the answer's end."""
 
@@ -71,6 +73,7 @@ class FakeNode:
         """The messages that the script has for this call."""
         metadata = {key: value for key, value in context.invocation_metadata() if isinstance(value, str)}
         self.calls.append((method, request, metadata))
+        self.left_s.append(context.time_remaining())
         answers = self.script[method]
         for message in answers[min(self.methods().count(method), len(answers)) - 1]:
             if isinstance(message, Refused):
