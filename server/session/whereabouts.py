@@ -85,11 +85,11 @@ class Whereabouts:
         return frozenset({parent.owner} - {""})
 
     async def _workflow(self, row: SessionRow) -> Counter[str]:
-        """How many other sessions of its workflow are where."""
+        """How many other sessions of its workflow are where, but for the one that it was forked from."""
         rows = await self._core.catalog.list_sessions(row.name.workflow, None, WORKFLOW_SESSIONS_MAX + 1)
         if len(rows) > WORKFLOW_SESSIONS_MAX:
             return Counter()
-        return Counter(other.owner for other in rows if other.owner and other.name != row.name)
+        return Counter(other.owner for other in rows if other.owner and other.name not in (row.name, row.parent))
 
 
 def _sent_to(row: SessionRow, node: NodeRow) -> SessionRelocatingError:

@@ -17,6 +17,7 @@ from forkpoint.client.wire import Connection
 from forkpoint.limits import SHUTDOWN_SECONDS, TILE_TOKENS
 from forkpoint.proto.forkpoint.v1 import session_service_pb2 as pb
 from forkpoint.statestore.open import open_catalog, read_marker
+from tests.support.rpc_nodes import DIRECTLY
 from tests.support.small_disk import SmallDisk
 from tests.support.stores import catalog_url, check_store
 from tests.support.talkers import Talker, open_talkers
@@ -59,9 +60,11 @@ async def test_a_second_server_that_takes_a_live_session_is_told_where_it_lives(
     direct = Connection(second.address)
     try:
         errors = [
-            await refused(direct.sessions.Append(pb.AppendRequest(name=session.name, text_utf8=b"y", request_id="a"))),
-            await refused(direct.sessions.Resume(pb.ResumeRequest(name=session.name, request_id="b"))),
-            await refused(direct.sessions.Rewind(pb.RewindRequest(name=session.name, position=1, request_id="c"))),
+            await refused(
+                direct.sessions.Append(pb.AppendRequest(name=session.name, text_utf8=b"y"), metadata=DIRECTLY)
+            ),
+            await refused(direct.sessions.Resume(pb.ResumeRequest(name=session.name), metadata=DIRECTLY)),
+            await refused(direct.sessions.Rewind(pb.RewindRequest(name=session.name, position=1), metadata=DIRECTLY)),
         ]
     finally:
         await direct.channel.close()
@@ -69,7 +72,7 @@ async def test_a_second_server_that_takes_a_live_session_is_told_where_it_lives(
         assert (error.code, error.reason) == ("UNAVAILABLE", "SESSION_RELOCATING")
         assert error.metadata["address"] == first.address
     async with Client(second.address) as client:
-        # The client library follows the address.
+        # Without that the call is sent on.
         appended = await client.sessions.open(session.name).append(text=b"y = 2\n")
         assert appended.start == 6
 

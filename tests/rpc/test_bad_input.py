@@ -13,6 +13,7 @@ from forkpoint.proto.forkpoint.v1 import checkpoint_pb2, common_pb2, session_pb2
 from forkpoint.proto.forkpoint.v1 import session_service_pb2 as pb
 from forkpoint.server.app import serving
 from tests.support.hash_engine import HashEngine
+from tests.support.rpc_nodes import DIRECTLY
 from tests.support.rpc_site import Refusal, Served, config_for, parts_for, served, settled
 
 Code = grpc.StatusCode
@@ -275,7 +276,7 @@ async def test_a_second_server_does_not_take_a_live_session_but_names_its_owner(
     session = await site.session(text="hello")
     async with unchanged(session), served(tmp_path / "data", workflow=False, node="other") as second:
         async with Refusal(Code.UNAVAILABLE, "SESSION_RELOCATING") as refusal:
-            await second.raw.sessions.Append(pb.AppendRequest(name=session.name, text_utf8=b"x"))
+            await second.raw.sessions.Append(pb.AppendRequest(name=session.name, text_utf8=b"x"), metadata=DIRECTLY)
         assert refusal.kinds == {"ErrorInfo", "RetryInfo"}
         assert refusal.info.metadata["address"] == site.address
 
