@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from forkpoint.cli.demo import story
 from forkpoint.cli.demo.report import SessionResult, compare
 from forkpoint.cli.main import main
 
@@ -42,9 +43,13 @@ def test_the_demo_ends_equal_and_shows_what_it_promises(tmp_path: Path) -> None:
     assert (tmp_path / "kept" / "store" / "catalog.sqlite").is_file()
 
 
-def test_the_sabotaged_demo_ends_unequal() -> None:
-    status, report, errors = demo("--sabotage", "conv-tail")
-    assert status == 1 and errors.startswith("error: UNEQUAL: ")
+def test_the_sabotaged_demo_ends_unequal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """With a document that is just long enough to be checkpointed and restored: what it takes is reading it twice."""
+    monkeypatch.setattr(story, "DOCUMENT_BYTES", 1000)
+    status = main(["demo", "--json", "--no-progress", "--sabotage", "conv-tail"])
+    printed = capsys.readouterr()
+    report = json.loads(printed.out)
+    assert status == 1 and printed.err.startswith("error: UNEQUAL: ")
     assert not report["equal"] and report["sabotage"] == "conv-tail"
     reader = next(c for c in report["comparisons"] if c["session"] == "reader")
     assert reader["other_parts"]
