@@ -20,8 +20,9 @@ demo: $(VENV)/.runtime
 	$(BIN)/forkpoint demo
 
 # Two workers, or as many as WORKERS says ("": in one process); a file stays with one, so that its servers are started once.
+# The longest files go first (tests/conftest.py).
 WORKERS ?= 2
-TEST := $(BIN)/python -m pytest -q $(if $(WORKERS),-n $(WORKERS) --dist loadfile)
+TEST := $(BIN)/python -m pytest -q $(if $(WORKERS),-n $(WORKERS) --dist loadfile --no-loadscope-reorder)
 
 test: $(VENV)/.dev
 	$(TEST)

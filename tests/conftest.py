@@ -3,6 +3,7 @@
 import os
 import random
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import pytest
@@ -10,6 +11,17 @@ import pytest
 if TYPE_CHECKING:
     import torch
 
+LONGEST: Final = (
+    "kills",
+    "cli/test_demo.py",
+    "crash/test_crash.py",
+    "recall",
+    "exactness",
+    "mutations",
+    "sim",
+    "endtoend",
+)
+"""Files and folders whose tests take longest, most of them few."""
 TEST_THREADS: Final = 2
 """CPU threads of a product may change its bits, so tests fix them as a server does, also for the servers they start."""
 
@@ -23,6 +35,18 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 def pytest_addoption(parser: pytest.Parser) -> None:
     """`--device cuda` runs the compute tests on a GPU: the same files, the same equalities."""
     parser.addoption("--device", default="cpu", help="device of the compute tests: cpu (default), cuda, cuda:1, ...")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The longest files come first, so that no worker is left with one at the end. xdist's own order is by the number
+    of tests, which puts them last: `--no-loadscope-reorder` keeps it from that."""
+    here = Path(__file__).parent
+
+    def rank(item: pytest.Item) -> int:
+        place = item.path.relative_to(here).as_posix() if item.path.is_relative_to(here) else ""
+        return next((number for number, name in enumerate(LONGEST) if f"{place}/".startswith(f"{name}/")), len(LONGEST))
+
+    items.sort(key=rank)
 
 
 @pytest.fixture(scope="session")
