@@ -1,17 +1,20 @@
 """AdminService."""
 
 from collections.abc import AsyncIterator
+from contextlib import aclosing
 from typing import Any, Final
 
 from forkpoint.clock import Clock
 from forkpoint.errors import InvalidFieldError, NotFoundError
-from forkpoint.ids import check_id
+from forkpoint.ids import SessionName, check_id
 from forkpoint.proto.forkpoint.v1 import admin_pb2 as pb
 from forkpoint.proto.forkpoint.v1.admin_pb2_grpc import AdminServiceServicer
 from forkpoint.proto.forkpoint.v1.session_pb2 import Session
 from forkpoint.server.rpc import responses
 from forkpoint.server.rpc.errors import MethodNotImplementedError
+from forkpoint.server.rpc.identity import request_key
 from forkpoint.server.rpc.paging import cut_page, page_size, page_start
+from forkpoint.server.rpc.served import Served
 from forkpoint.server.rpc.stream import closed_after
 from forkpoint.server.session.api import SessionNode
 
@@ -20,16 +23,17 @@ PROGRESS_SECONDS: Final = 0.5
 
 
 class Admin(AdminServiceServicer):
-    """Reads nodes, collects garbage. What moves sessions is not built yet."""
+    """Reads nodes, moves sessions, collects garbage."""
 
-    def __init__(self, node: SessionNode, clock: Clock) -> None:
+    def __init__(self, node: SessionNode, served: Served, clock: Clock) -> None:
         self._node = node
+        self._served = served
         self._clock = clock
 
     async def ListNodes(self, request: pb.ListNodesRequest, context: Any) -> pb.ListNodesResponse:
         after = page_start(request.page_token, "nodes")
         size = page_size(request.page_size)
-        rows = [responses.node(row) for row in await self._node.list_nodes()]
+        rows = [responses.node(view) for view in await self._node.list_nodes()]
         known = [row.incarnation for row in rows]
         if after and after not in known:
             raise InvalidFieldError("page_token", "its node is gone: list again from the start")
@@ -38,20 +42,24 @@ class Admin(AdminServiceServicer):
         return pb.ListNodesResponse(nodes=page, next_page_token=token)
 
     async def GetNode(self, request: pb.GetNodeRequest, context: Any) -> pb.Node:
-        collection, _, node = request.name.partition("/")
-        if collection != "nodes":
-            raise InvalidFieldError("name", f"{request.name!r} is no node name: expected nodes/N")
-        check_id(node, "name")
-        for row in reversed(await self._node.list_nodes()):
-            if row.node == node:
-                return responses.node(row)
+        node = node_id(request.name, "name")
+        for view in reversed(await self._node.list_nodes()):
+            if view.row.node == node:
+                return responses.node(view)
         raise NotFoundError(request.name)
 
-    def WatchNodes(self, request: pb.WatchNodesRequest, context: Any) -> AsyncIterator[pb.NodeEvent]:
-        raise MethodNotImplementedError("AdminService.WatchNodes")
+    async def WatchNodes(self, request: pb.WatchNodesRequest, context: Any) -> AsyncIterator[pb.NodeEvent]:
+        async with closed_after(self._node.watch_nodes()) as events:
+            async for event in events:
+                yield pb.NodeEvent(node=responses.node(event.node), gone=event.gone)
 
-    def MigrateSession(self, request: pb.MigrateSessionRequest, context: Any) -> AsyncIterator[pb.MigrateProgress]:
-        raise MethodNotImplementedError("AdminService.MigrateSession")
+    async def MigrateSession(
+        self, request: pb.MigrateSessionRequest, context: Any
+    ) -> AsyncIterator[pb.MigrateProgress]:
+        target = node_id(request.target_node, "target_node") if request.target_node else ""
+        async with aclosing(self._node.migrate(SessionName.parse(request.name), target)) as reports:
+            async for report in reports:
+                yield responses.move(report, self._served)
 
     def DrainNode(self, request: pb.DrainNodeRequest, context: Any) -> AsyncIterator[pb.DrainProgress]:
         raise MethodNotImplementedError("AdminService.DrainNode")
@@ -69,4 +77,15 @@ class Admin(AdminServiceServicer):
                     yield responses.progress(report)
 
     async def ReleaseQuarantine(self, request: pb.ReleaseQuarantineRequest, context: Any) -> Session:
-        raise MethodNotImplementedError("AdminService.ReleaseQuarantine")
+        name = SessionName.parse(request.name)
+        view = await self._node.release_quarantine(name, request_key(request, name.workflow, request.request_id))
+        return responses.session(view, self._served)
+
+
+def node_id(name: str, field: str) -> str:
+    """The id in a node's name `nodes/N`. Raises InvalidFieldError."""
+    collection, _, node = name.partition("/")
+    if collection != "nodes":
+        raise InvalidFieldError(field, f"{name!r} is no node name: expected nodes/N")
+    check_id(node, field)
+    return node

@@ -51,10 +51,11 @@ HONOURED: Final[dict[str, frozenset[str]]] = {
     for name, text in {
         # sessions
         "CreateSessionRequest": "parent session_id request_id seed "
-        + _below("session", f"labels transient expire_time ttl {_POLICY}"),
+        + _below("session", f"labels transient expire_time ttl standbys {_POLICY}"),
         "GetSessionRequest": "name",
         "ListSessionsRequest": "parent page_size page_token show_deleted",
-        "UpdateSessionRequest": "update_mask " + _below("session", f"name etag labels expire_time ttl {_POLICY}"),
+        "UpdateSessionRequest": "update_mask "
+        + _below("session", f"name etag labels expire_time ttl standbys {_POLICY}"),
         "DeleteSessionRequest": "name request_id",
         "UndeleteSessionRequest": "name",
         "AppendRequest": f"name {_INPUT} request_id expected_position expected_head_hash durability",
@@ -95,18 +96,23 @@ HONOURED: Final[dict[str, frozenset[str]]] = {
         "DeleteCheckpointRequest": "name request_id",
         "VerifyCheckpointRequest": "name",
         # workflows
-        "CreateWorkflowRequest": "workflow_id request_id workflow.labels",
+        "CreateWorkflowRequest": "workflow_id request_id workflow.labels workflow.standbys",
         "GetWorkflowRequest": "name",
         "ListWorkflowsRequest": "page_size page_token",
-        "UpdateWorkflowRequest": "update_mask workflow.name workflow.etag workflow.labels",
+        "UpdateWorkflowRequest": "update_mask workflow.name workflow.etag workflow.labels workflow.standbys",
         "DeleteWorkflowRequest": "name",
         "GetUsageRequest": "name",
         "ListSessionUsageRequest": "parent page_size page_token",
         # nodes
         "ListNodesRequest": "page_size page_token",
         "GetNodeRequest": "name",
+        "WatchNodesRequest": "",
+        "ReleaseQuarantineRequest": "name request_id",
+        "MigrateSessionRequest": "name target_node",
         "CollectGarbageRequest": "dry_run",
         # other nodes
+        "forkpoint.internal.v1.FollowRequest": "name epoch owner_address migration owner",
+        "forkpoint.internal.v1.CutOverRequest": "name epoch head head_hash migration",
         "forkpoint.internal.v1.HasBlobsRequest": "digests",
         "forkpoint.internal.v1.FetchBlobRequest": "digest",
     }.items()

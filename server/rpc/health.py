@@ -1,7 +1,7 @@
 """grpc.health.v1 over the event loop: Check, Watch, List; a status for the server ("") and one for each service."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 from typing import Any, cast
 
 import grpc
@@ -17,11 +17,12 @@ SERVICE_UNKNOWN = health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
 
 
 class Health:
-    """NOT_SERVING until `serve`, and again after `stop`, for good."""
+    """NOT_SERVING until `serve`, and again after `stop`, for good; and while the node is not `fit`."""
 
     def __init__(self, services: Iterable[str]) -> None:
         self._statuses = dict.fromkeys(["", *services], NOT_SERVING)
         self._changed = asyncio.Condition()
+        self.fit: Callable[[], bool] = lambda: True
         self._stopped = False
 
     async def serve(self) -> None:
@@ -39,15 +40,19 @@ class Health:
             self._statuses = dict.fromkeys(self._statuses, status)
             self._changed.notify_all()
 
+    def _status(self, service: str, unknown: Any = None) -> Any:
+        status = self._statuses.get(service, unknown)
+        return NOT_SERVING if status == SERVING and not self.fit() else status
+
     async def Check(self, request: health_pb2.HealthCheckRequest, context: Any) -> health_pb2.HealthCheckResponse:
-        status = self._statuses.get(request.service)
+        status = self._status(request.service)
         if status is None:
             await context.abort(grpc.StatusCode.NOT_FOUND, f"unknown service {request.service[:100]!r}")
         return health_pb2.HealthCheckResponse(status=status)
 
     async def List(self, request: HealthListRequest, context: Any) -> HealthListResponse:
         return HealthListResponse(
-            statuses={name: HealthStatus(status=int(status or 0)) for name, status in self._statuses.items()}
+            statuses={name: HealthStatus(status=int(self._status(name) or 0)) for name in self._statuses}
         )
 
     async def Watch(
@@ -55,7 +60,7 @@ class Health:
     ) -> AsyncIterator[health_pb2.HealthCheckResponse]:
         sent = None
         while not context.done():
-            status = self._statuses.get(request.service, SERVICE_UNKNOWN)
+            status = self._status(request.service, SERVICE_UNKNOWN)
             if status != sent:
                 sent = status
                 yield health_pb2.HealthCheckResponse(status=status)

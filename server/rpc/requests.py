@@ -18,6 +18,7 @@ from forkpoint.limits import (
     INPUT_TOKENS_MAX,
     LABEL_BYTES_MAX,
     LABELS_MAX,
+    STANDBYS_MAX,
     STOP_STRING_BYTES_MAX,
     STOP_STRINGS_MAX,
     TILE_TOKENS,
@@ -260,3 +261,10 @@ def fork_call(message: session_service_pb2.ForkRequest, clock: Clock) -> ForkCal
         expire_us=after(message.ttl, "ttl", clock) if message.HasField("ttl") else None,
         request=request_key(message, name.workflow, message.request_id),
     )
+
+
+def standbys(count: int, field: str) -> int:
+    """How many standbys are asked for. Raises InvalidFieldError."""
+    if not 0 <= count <= STANDBYS_MAX:
+        raise InvalidFieldError(field, f"{count} is not within 0 to {STANDBYS_MAX}")
+    return count

@@ -17,7 +17,6 @@ from forkpoint.statestore.records import (
     Durability,
     FinishReason,
     Kind,
-    NodeRow,
     SamplingParams,
     WorkflowRow,
 )
@@ -110,7 +109,22 @@ def session(view: api.SessionView, served: Served) -> session_pb2.Session:
         transient=row.transient,
         seed=row.seed,
         etag=str(row.revision),
+        standbys=row.standbys,
     )
+
+
+def move(report: api.MoveReport, served: Served) -> admin_pb2.MigrateProgress:
+    """How far a move is."""
+    progress = admin_pb2.MigrateProgress(
+        restored_tokens=report.restored_tokens,
+        lag_tokens=report.lag_tokens,
+        phase=admin_pb2.MigrateProgress.Phase.Value(report.phase.value),
+        target_node=node_name(report.target),
+    )
+    if report.view is not None:
+        progress.session.CopyFrom(session(report.view, served))
+        progress.pause.FromMicroseconds(round(report.pause_seconds * 1_000_000))
+    return progress
 
 
 def workflow(row: WorkflowRow) -> Workflow:
@@ -121,17 +135,27 @@ def workflow(row: WorkflowRow) -> Workflow:
         create_time=timestamp(row.create_us),
         update_time=timestamp(row.update_us),
         etag=str(row.revision),
+        standbys=row.standbys,
     )
 
 
-def node(row: NodeRow) -> admin_pb2.Node:
+def node(view: api.NodeView) -> admin_pb2.Node:
     """A node's incarnation."""
+    row, status = view.row, view.row.status
     return admin_pb2.Node(
         name=node_name(row.node),
         incarnation=row.incarnation,
         address=row.address,
         numerics_id=row.numerics_id,
         lease_counter=row.counter,
+        state=admin_pb2.Node.State.Value(view.state.value),
+        slots_total=status.slots_total,
+        slots_free=status.slots_free,
+        pages_total=status.pages_total,
+        pages_free=status.pages_free,
+        sessions=status.sessions,
+        waiting=status.waiting,
+        following=status.following,
     )
 
 

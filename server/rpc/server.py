@@ -82,8 +82,9 @@ class RpcServer:
         session_service_pb2_grpc.add_SessionServiceServicer_to_server(Sessions(node, served, clock), server)
         checkpoint_pb2_grpc.add_CheckpointServiceServicer_to_server(Checkpoints(node, clock), server)
         workflow_pb2_grpc.add_WorkflowServiceServicer_to_server(Workflows(node, clock), server)
-        admin_pb2_grpc.add_AdminServiceServicer_to_server(Admin(node, clock), server)
-        peer_pb2_grpc.add_PeerServiceServicer_to_server(Peer(BlobDesk(tiers)), server)
+        admin_pb2_grpc.add_AdminServiceServicer_to_server(Admin(node, served, clock), server)
+        peer_pb2_grpc.add_PeerServiceServicer_to_server(Peer(BlobDesk(tiers), node), server)
+        self.health.fit = lambda: not node.stalled
         server.add_generic_rpc_handlers((self.health.handler(),))
         _add_reflection(server)
 

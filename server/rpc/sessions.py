@@ -47,6 +47,7 @@ class Sessions(SessionServiceServicer):
             labels=requests.labels(asked.labels, "session.labels"),
             transient=asked.transient,
             expire_us=requests.expire_us(asked, "session.", self._clock),
+            standbys=requests.standbys(asked.standbys, "session.standbys"),
             request=request_key(request, workflow, request.request_id),
         )
         return responses.session(await self._node.create_session(call), self._served)
@@ -72,7 +73,9 @@ class Sessions(SessionServiceServicer):
         name = SessionName.parse(request.session.name, "session.name")
         current = (await self._node.get_session(name)).row
         change = session_update(request, current, self._clock)
-        view = await self._node.update_session(name, change.revision, change.labels, change.policy, change.expire_us)
+        view = await self._node.update_session(
+            name, change.revision, change.labels, change.policy, change.expire_us, change.standbys
+        )
         return responses.session(view, self._served)
 
     async def DeleteSession(self, request: pb.DeleteSessionRequest, context: Any) -> Session:

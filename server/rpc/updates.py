@@ -24,6 +24,7 @@ class SessionChange:
     labels: dict[str, str] | None
     policy: CheckpointPolicy | None
     expire_us: int | None
+    standbys: int | None
 
 
 def revision_of(etag: str, resource: str, current: int) -> int | None:
@@ -38,7 +39,8 @@ def revision_of(etag: str, resource: str, current: int) -> int | None:
 def session_update(request: UpdateSessionRequest, current: SessionRow, clock: Clock) -> SessionChange:
     """What an UpdateSession changes. A change of a part of the policy is guarded by the row it was made from."""
     asked = request.session
-    paths = _paths(request.update_mask.paths or _implied(asked), {"labels", *_EXPIRATION_PATHS, *_POLICY_PATHS})
+    known = {"labels", "standbys", *_EXPIRATION_PATHS, *_POLICY_PATHS}
+    paths = _paths(request.update_mask.paths or _implied(asked), known)
     revision = revision_of(asked.etag, str(current.name), current.revision)
     policy = None
     if paths & _POLICY_PATHS:
@@ -49,6 +51,7 @@ def session_update(request: UpdateSessionRequest, current: SessionRow, clock: Cl
         labels=requests.labels(asked.labels, "session.labels") if "labels" in paths else None,
         policy=policy,
         expire_us=_expire_us(asked, clock) if paths & _EXPIRATION_PATHS else None,
+        standbys=requests.standbys(asked.standbys, "session.standbys") if "standbys" in paths else None,
     )
 
 
@@ -64,6 +67,8 @@ def _implied(asked: Session) -> list[str]:
     paths = ["labels"] if asked.labels else []
     if asked.HasField("checkpoint_policy"):
         paths.append(_POLICY)
+    if asked.standbys:
+        paths.append("standbys")
     expiration = asked.WhichOneof("expiration")
     return [*paths, expiration] if expiration else paths
 
@@ -79,11 +84,25 @@ def _policy(request: UpdateSessionRequest, current: CheckpointPolicy, paths: set
     )
 
 
-def workflow_update(request: UpdateWorkflowRequest, current: WorkflowRow) -> tuple[dict[str, str], int | None]:
-    """(labels, revision) of an UpdateWorkflow."""
-    _paths(request.update_mask.paths or ["labels"], {"labels"})
-    revision = revision_of(request.workflow.etag, request.workflow.name, current.revision)
-    return requests.labels(request.workflow.labels, "workflow.labels"), revision
+@dataclass(frozen=True, slots=True)
+class WorkflowChange:
+    """As SessionChange."""
+
+    revision: int | None
+    labels: dict[str, str] | None
+    standbys: int | None
+
+
+def workflow_update(request: UpdateWorkflowRequest, current: WorkflowRow) -> WorkflowChange:
+    """What an UpdateWorkflow changes. Without a mask: the labels, and the standbys when they are set."""
+    asked = request.workflow
+    implied = ["labels", "standbys"] if asked.standbys else ["labels"]
+    paths = _paths(request.update_mask.paths or implied, {"labels", "standbys"})
+    return WorkflowChange(
+        revision=revision_of(asked.etag, asked.name, current.revision),
+        labels=requests.labels(asked.labels, "workflow.labels") if "labels" in paths else None,
+        standbys=requests.standbys(asked.standbys, "workflow.standbys") if "standbys" in paths else None,
+    )
 
 
 def _paths(paths: Iterable[str], known: set[str]) -> set[str]:

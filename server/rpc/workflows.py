@@ -33,6 +33,7 @@ class Workflows(WorkflowServiceServicer):
             labels=requests.labels(request.workflow.labels, "workflow.labels"),
             create_us=now,
             update_us=now,
+            standbys=requests.standbys(request.workflow.standbys, "workflow.standbys"),
         )
         key = request_key(request, request.workflow_id, request.request_id)
         return responses.workflow(await self._node.create_workflow(row, key))
@@ -50,8 +51,9 @@ class Workflows(WorkflowServiceServicer):
 
     async def UpdateWorkflow(self, request: pb.UpdateWorkflowRequest, context: Any) -> pb.Workflow:
         workflow = parse_workflow(request.workflow.name, "workflow.name")
-        labels, revision = workflow_update(request, await self._node.get_workflow(workflow))
-        return responses.workflow(await self._node.update_workflow(workflow, labels, revision))
+        change = workflow_update(request, await self._node.get_workflow(workflow))
+        row = await self._node.update_workflow(workflow, change.labels, change.revision, change.standbys)
+        return responses.workflow(row)
 
     async def DeleteWorkflow(self, request: pb.DeleteWorkflowRequest, context: Any) -> Empty:
         await self._node.delete_workflow(parse_workflow(request.name))

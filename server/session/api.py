@@ -10,6 +10,7 @@ from enum import Enum
 from typing import Protocol
 
 from forkpoint.ids import SessionName
+from forkpoint.server.session.placement import NodeState
 from forkpoint.server.session.ports import CutOverAsk, FollowAsk, FollowReport
 from forkpoint.statestore.calls import AppendOutcome
 from forkpoint.statestore.gcreport import CollectionReport
@@ -69,6 +70,8 @@ class CreateSession:
     transient: bool = False
     expire_us: int | None = None
     request: RequestKey | None = None
+    standbys: int = 0
+    """0: as many as the workflow says."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,13 +270,31 @@ class PlannedMove:
     target: NodeRow
 
 
+@dataclass(frozen=True, slots=True)
+class NodeView:
+    """A node's row, and what may be sent to it."""
+
+    row: NodeRow
+    state: NodeState
+
+
+@dataclass(frozen=True, slots=True)
+class NodeEvent:
+    """A node as it is now; `gone`: as it was, its incarnation is not known any more."""
+
+    node: NodeView
+    gone: bool = False
+
+
 class SessionNode(Protocol):
     """One node's sessions. Implemented by server/session/node.py."""
 
     async def create_workflow(self, row: WorkflowRow, request: RequestKey | None) -> WorkflowRow: ...
     async def get_workflow(self, workflow: str) -> WorkflowRow: ...
     async def list_workflows(self, after: str, limit: int) -> list[WorkflowRow]: ...
-    async def update_workflow(self, workflow: str, labels: dict[str, str], revision: int | None) -> WorkflowRow: ...
+    async def update_workflow(
+        self, workflow: str, labels: dict[str, str] | None, revision: int | None, standbys: int | None = None
+    ) -> WorkflowRow: ...
     async def delete_workflow(self, workflow: str) -> None: ...
     async def workflow_usage(self, workflow: str) -> Usage: ...
     async def create_session(self, call: CreateSession) -> SessionView: ...
@@ -288,6 +309,7 @@ class SessionNode(Protocol):
         labels: dict[str, str] | None,
         policy: CheckpointPolicy | None,
         expire_us: int | None,
+        standbys: int | None = None,
     ) -> SessionView: ...
     async def delete_session(self, name: SessionName, request: RequestKey | None) -> SessionView: ...
     async def undelete_session(self, name: SessionName) -> SessionView: ...
@@ -314,7 +336,11 @@ class SessionNode(Protocol):
     async def import_session(
         self, name: SessionName, head: ExportedSession, slices: AsyncIterator[LogSlice], request: RequestKey | None
     ) -> SessionView: ...
-    async def list_nodes(self) -> Sequence[NodeRow]: ...
+    @property
+    def stalled(self) -> str: ...
+    async def list_nodes(self) -> Sequence[NodeView]: ...
+    def watch_nodes(self) -> AsyncIterator[NodeEvent]: ...
+    async def release_quarantine(self, name: SessionName, request: RequestKey | None) -> SessionView: ...
     def migrate(self, name: SessionName, target: str) -> AsyncGenerator[MoveReport, None]: ...
     def follow(self, ask: FollowAsk) -> AsyncGenerator[FollowReport, None]: ...
     async def cut_over(self, ask: CutOverAsk) -> int: ...

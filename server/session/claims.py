@@ -63,6 +63,7 @@ class Claims:
         for _ in range(2):
             self.refuse_when_draining()
             live = await self.owners.own(name)
+            self.core.refuse_when_stalled()
             try:
                 await self.confirmed(live)
                 return await act(live)

@@ -63,6 +63,12 @@ class NodeCore:
         """Let the loop look for work."""
         self.work.set()
 
+    def refuse_when_stalled(self) -> None:
+        """Raises UnavailableError: what the node would promise now it might never do."""
+        stalled = self.progress.stalled
+        if stalled:
+            raise UnavailableError(f"{self.options.node} does not get on: {stalled} takes too long; call again")
+
     def doubt_all(self) -> None:
         """Other nodes took this one for dead, and its sessions may be theirs: the loop is to compare each with the
         store."""

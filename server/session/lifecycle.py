@@ -68,9 +68,19 @@ class Lifecycle:
         options = self._core.options
         default = CheckpointPolicy(options.checkpoint_every_tokens, options.checkpoint_on_turn_end)
         seed = random_seed() if call.seed is None else call.seed
-        new = NewSession(call.name, seed, call.policy or default, dict(call.labels), call.transient, call.expire_us)
+        standbys = call.standbys or await self._standbys(call.name.workflow)
+        new = NewSession(
+            call.name, seed, call.policy or default, dict(call.labels), call.transient, call.expire_us, standbys
+        )
         row, _ = await self._core.catalog.create_session(new, call.request)
         return await self._views.one(row)
+
+    async def _standbys(self, workflow: str) -> int:
+        """How many a session has that says nothing."""
+        try:
+            return (await self._core.catalog.get_workflow(workflow)).standbys
+        except NotFoundError:
+            return 0  # the creation says so, or was answered before
 
     async def fork(self, call: ForkCall) -> tuple[list[SessionView], int]:
         """N children in one transaction; the parent, paused or running, goes on. An image is made between steps."""

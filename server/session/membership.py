@@ -3,9 +3,11 @@
 import asyncio
 import logging
 from collections import Counter
+from collections.abc import AsyncIterator
 from dataclasses import replace
 
 from forkpoint.errors import ForkpointError
+from forkpoint.server.session.api import NodeEvent, NodeView
 from forkpoint.server.session.changes import Signal
 from forkpoint.server.session.core import NodeCore
 from forkpoint.server.session.lease import DeathWatch
@@ -31,6 +33,7 @@ class Membership:
         self.version = 0
         self.changed = Signal()
         self._states: dict[str, NodeState] = {}
+        self._changes = 0
         self._placed: Counter[str] = Counter()
         self._reading = asyncio.Lock()
         self._reads = 0
@@ -78,6 +81,26 @@ class Membership:
     def living(self) -> list[NodeRow]:
         """All that are not known to be dead, this one among them."""
         return [node for node in self.nodes if self.state(node) is not NodeState.DEAD]
+
+    def views(self) -> list[NodeView]:
+        """All nodes, as callers see them."""
+        return [NodeView(node, self.state(node)) for node in self.nodes]
+
+    async def watch(self) -> AsyncIterator[NodeEvent]:
+        """Every node as it is, then whatever comes, goes or changes beside its counter, for ever."""
+        known: dict[str, NodeView] = {}
+        while True:
+            changes = self._changes
+            seen = {view.row.incarnation: view for view in self.views()}
+            for incarnation, view in known.items():
+                if incarnation not in seen:
+                    yield NodeEvent(view, gone=True)
+            for incarnation, view in seen.items():
+                if incarnation not in known or _told(known[incarnation]) != _told(view):
+                    yield NodeEvent(view)
+            known = seen
+            while self._changes == changes:
+                await self.changed.wait()
 
     async def holder(self, incarnation: str) -> NodeRow | None:
         """The node that has what `incarnation` owns; None when it is dead or gone, by a look that was made for it."""
@@ -135,15 +158,15 @@ class Membership:
         known = {node.incarnation: node for node in self.nodes}
         states = {node.incarnation: self._judge(node) for node in rows}
         for node in rows:
-            before = known.get(node.incarnation)
-            if before is None or before.counter != node.counter:
+            was = known.get(node.incarnation)
+            if was is None or was.counter != node.counter:
                 self._placed.pop(node.incarnation, None)
         if states != self._states:
             self.version += 1
-        told = [replace(node, counter=0) for node in rows] != [replace(node, counter=0) for node in self.nodes]
-        changed = told or states != self._states
+        before = [_told(view) for view in self.views()]
         self.nodes, self._states = tuple(rows), states
-        if changed:
+        if [_told(view) for view in self.views()] != before:
+            self._changes += 1
             self.changed.fire()
 
     def _judge(self, node: NodeRow) -> NodeState:
@@ -154,3 +177,8 @@ class Membership:
         if status.stalled:
             return NodeState.STALLED
         return NodeState.DRAINING if status.draining else NodeState.SERVING
+
+
+def _told(view: NodeView) -> NodeView:
+    """What is told of a node: not how often it renewed its lease."""
+    return replace(view, row=replace(view.row, counter=0))

@@ -18,6 +18,8 @@ from forkpoint.server.session.api import (
     GenerateCall,
     GenerateEvent,
     MoveReport,
+    NodeEvent,
+    NodeView,
     PlannedMove,
     Reader,
     ResumeResult,
@@ -212,9 +214,12 @@ class Node:
     async def list_workflows(self, after: str, limit: int) -> list[WorkflowRow]:
         return await self._core.catalog.list_workflows(after, limit)
 
-    async def update_workflow(self, workflow: str, labels: dict[str, str], revision: int | None) -> WorkflowRow:
-        check_labels(labels)
-        return await self._core.catalog.update_workflow(workflow, labels, revision)
+    async def update_workflow(
+        self, workflow: str, labels: dict[str, str] | None, revision: int | None, standbys: int | None = None
+    ) -> WorkflowRow:
+        if labels is not None:
+            check_labels(labels)
+        return await self._core.catalog.update_workflow(workflow, labels, revision, standbys)
 
     async def delete_workflow(self, workflow: str) -> None:
         await self._core.catalog.delete_workflow(workflow)
@@ -243,12 +248,16 @@ class Node:
         labels: dict[str, str] | None,
         policy: CheckpointPolicy | None,
         expire_us: int | None,
+        standbys: int | None = None,
     ) -> SessionView:
+        """At the node that owns the session, which goes by it: a live one elsewhere is a SessionRelocatingError."""
         if labels is not None:
             check_labels(labels)
         if policy is not None:
             check_policy(policy)
-        row = await self._core.catalog.update_session(name, revision, labels, policy, expire_us)
+        if name not in self._core.lives:
+            await self._owners.leave_to_owner(name)
+        row = await self._core.catalog.update_session(name, revision, labels, policy, expire_us, standbys)
         live = self._core.lives.get(name)
         if live is not None and live.epoch == row.epoch:
             live.note(row)
@@ -319,8 +328,22 @@ class Node:
     def collect_garbage(self, dry_run: bool) -> AsyncIterator[CollectionReport]:
         return self._garbage.collect(dry_run)
 
-    async def list_nodes(self) -> Sequence[NodeRow]:
-        return await self._core.catalog.list_nodes()
+    @property
+    def stalled(self) -> str:
+        """What of the node's work does not get on; "" while all does."""
+        return self._core.progress.stalled
+
+    async def list_nodes(self) -> Sequence[NodeView]:
+        await self._members.refresh()
+        return self._members.views()
+
+    def watch_nodes(self) -> AsyncIterator[NodeEvent]:
+        return self._members.watch()
+
+    async def release_quarantine(self, name: SessionName, request: RequestKey | None) -> SessionView:
+        row = await self._core.catalog.release_quarantine(name, request)
+        self._recovery.again()
+        return await self._views.one(row)
 
     @property
     def others(self) -> Sequence[NodeRow]:

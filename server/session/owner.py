@@ -182,6 +182,7 @@ class Owners:
                 await self._whereabouts.place(row)
             if self._core.cordoned and row.owner != self._core.incarnation:
                 raise NodeDrainingError(self._core.options.node)
+            self._core.refuse_when_stalled()
             if self._trials.is_suspect(row) and not turn.claimed:
                 await turn.claim()
                 continue  # it may have taken a while

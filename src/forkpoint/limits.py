@@ -96,6 +96,8 @@ PEER_BLOB_BYTES_MAX: Final = 256 * 1024 * 1024 + 4096
 PEER_ASK_DIGESTS_MAX: Final = 4096
 """Digests of one question to a peer: 140 KB."""
 
+STANDBYS_MAX: Final = 8
+"""Nodes that follow one session: each of them does all of its work."""
 MOVE_WAIT_SECONDS: Final = 0.5
 """So long a call waits for a session that is about to leave for another node; then its caller comes again."""
 CUT_OVER_SECONDS: Final = 0.4

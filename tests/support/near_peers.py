@@ -53,10 +53,12 @@ class NearPeers:
     async def follow(self, node: NodeRow, ask: FollowAsk) -> AsyncGenerator[FollowReport, None]:
         await self._arrive("follow")
         there = self.street.reach(self.address, node.address)
-        async with aclosing(there.follow(ask)) as reports:
-            async with aclosing(self._while_reached(node.address, reports)) as reached:
-                async for report in reached:
-                    yield report
+        async with (
+            aclosing(there.follow(ask)) as reports,
+            aclosing(self._while_reached(node.address, reports)) as reached,
+        ):
+            async for report in reached:
+                yield report
 
     async def cut_over(self, node: NodeRow, ask: CutOverAsk, timeout_seconds: float) -> int:
         await self._arrive("cut_over")
@@ -82,10 +84,9 @@ class NearPeers:
 
     async def tail(self, address: str, name: SessionName, start: int) -> AsyncGenerator[TailedTokens, None]:
         there = self.street.reach(self.address, address)
-        chunks = there.read_tokens(name, start, None, True)
 
         async def tokens() -> AsyncGenerator[TailedTokens, None]:
-            async for chunk in chunks:
+            async for chunk in there.read_tokens(name, start, None, True):
                 if chunk.token_ids:
                     yield TailedTokens(chunk.start, chunk.token_ids, chunk.kinds, chunk.logprobs)
 
