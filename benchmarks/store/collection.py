@@ -89,12 +89,12 @@ async def one_size(folder: Path, size: int) -> tuple[float, CollectionReport]:
 def write_files(root: Path, digests: list[str]) -> None:
     """Frames of nothing in particular: a collector never looks into one."""
     frame = bytes(FRAME)
-    for fan_out in sorted({digest[:4] for digest in digests}):
-        (root / fan_out[:2] / fan_out[2:]).mkdir(parents=True)
+    for fan_out in sorted({digest[:2] for digest in digests}):
+        (root / fan_out).mkdir(parents=True)
 
     def write(part: list[str]) -> None:
         for digest in part:
-            (root / digest[:2] / digest[2:4] / digest).write_bytes(frame)
+            (root / digest[:2] / digest).write_bytes(frame)
 
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(write, [digests[offset : offset + 5000] for offset in range(0, len(digests), 5000)]))

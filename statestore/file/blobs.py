@@ -1,4 +1,4 @@
-"""FileBlobs: one file a blob, `blobs/ab/cd/abcd...`, written so that a name is never there without its content.
+"""FileBlobs: one file a blob, `blobs/ab/abcd...`, written so that a name is never there without its content.
 
 A put writes a temporary, syncs its content, renames it and syncs the folder. Temporaries lie in `tmp/` under the
 name of a lock file that the writing process holds, so that whoever opens the store next can sweep those of the dead
@@ -18,6 +18,7 @@ from typing import Final, ParamSpec, TypeVar
 from forkpoint.errors import BlobMissingError, StoreFullError, StoreUnavailableError
 from forkpoint.statestore.blobs import Buffer
 from forkpoint.statestore.file.fence import FileFence
+from forkpoint.statestore.file.groupsync import GroupSync
 from forkpoint.statestore.file.ops import FileFacts, FileOps, SystemFileOps, make_folders
 from forkpoint.statestore.file.selfcheck import DIGEST, strange_files
 from forkpoint.statestore.findings import Finding
@@ -27,8 +28,9 @@ from forkpoint.statestore.threads import run_in
 P = ParamSpec("P")
 T = TypeVar("T")
 
-IO_MAX: Final = 8
-"""Operations at once, each in a thread of the store's own: file systems write one journal entry for syncs that meet."""
+IO_MAX: Final = 32
+"""Operations at once, each in a thread of the store's own: file systems write one journal entry for syncs that meet.
+Measured on ext4 with parts of 244 kB: 32 reach nine tenths of the disk's sequential rate, 8 three quarters."""
 DURABLE_NAMES_MAX: Final = 65_536
 """Names known to be synced: 64 checkpoints of a thousand parts, about 10 MB."""
 _FULL: Final = (errno.ENOSPC, errno.EDQUOT)
@@ -52,6 +54,7 @@ class FileBlobs:
         self._closed = False
         self._broken: str | None = None
         self._durable_folders: set[Path] = set()
+        self._new_folders = GroupSync(lambda: self._sync(root / "blobs"))
         self._durable: dict[str, tuple[int, int]] = {}
         self._noting = threading.Lock()
         self._token = ""
@@ -152,7 +155,7 @@ class FileBlobs:
     def _path(self, digest: str) -> Path:
         if not DIGEST.match(digest):
             raise ValueError(f"{digest!r} is no BLAKE3 digest")
-        return self._root / "blobs" / digest[:2] / digest[2:4] / digest
+        return self._root / "blobs" / digest[:2] / digest
 
     def _prepare(self) -> None:
         """Make the folders, take this process's lock, sweep temporaries of processes that died."""
@@ -255,13 +258,12 @@ class FileBlobs:
                 self._durable.pop(next(iter(self._durable)), None)
 
     def _make_durable_folder(self, folder: Path) -> None:
-        """Both fan-out levels exist and will survive a crash. A folder that is already there may be one that another
-        process made and has not synced, so the first use in this process syncs too."""
+        """The folder exists and will survive a crash. One that is already there may be one that another process made
+        and has not synced, so the first use in this process syncs too."""
         if folder in self._durable_folders:
             return
-        for level in (folder.parent, folder):
-            self._ops.make_folder(level)
-            self._sync(level.parent)
+        self._ops.make_folder(folder)
+        self._new_folders.wait()
         self._durable_folders.add(folder)
 
     def _delete(self, paths: list[Path], term: int) -> None:
@@ -278,14 +280,9 @@ class FileBlobs:
                     self._sync(folder)
 
     def _digests_below(self, first: str) -> list[str]:
-        """Of one folder in 256: a visit to a thread costs more than a small folder does."""
-        folder = self._root / "blobs" / first
-        return [
-            name
-            for second in self._ops.names(folder)
-            for name in self._ops.names(folder / second)
-            if DIGEST.match(name) and name.startswith(first + second)
-        ]
+        """Of one folder in 256."""
+        names = self._ops.names(self._root / "blobs" / first)
+        return [name for name in names if DIGEST.match(name) and name.startswith(first)]
 
     def _sizes(self, paths: list[Path]) -> list[int | None]:
         self._check_home()

@@ -18,16 +18,12 @@ def strange_files(ops: FileOps, root: Path) -> Iterator[Finding]:
         if not _PAIR.match(folder.name):
             yield _strange(folder)
             continue
-        for home in (folder / second for second in ops.names(folder)):
-            if not _PAIR.match(home.name):
-                yield _strange(home)
-                continue
-            for name in ops.names(home):
-                if not DIGEST.match(name):
-                    yield _strange(home / name)
-                elif not name.startswith(folder.name + home.name):
-                    detail = f"a blob of that name belongs into {name[:2]}/{name[2:4]}; it is never read here"
-                    yield Finding(Severity.WARNING, "MISPLACED_BLOB", str(home / name), detail)
+        for name in ops.names(folder):
+            if not DIGEST.match(name):
+                yield _strange(folder / name)
+            elif not name.startswith(folder.name):
+                detail = f"a blob of that name belongs into {name[:2]}; it is never read here"
+                yield Finding(Severity.WARNING, "MISPLACED_BLOB", str(folder / name), detail)
 
 
 def _strange(path: Path) -> Finding:

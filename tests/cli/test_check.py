@@ -49,7 +49,7 @@ class Tool:
         catalog, tiers = f"sqlite://{folder}/catalog.db", [f"file://{folder}/local", f"file://{folder}/shared"]
         self.digest = asyncio.run(make_store(catalog, " ".join(tiers)))
         self._urls = ["--catalog", catalog, *(part for tier in tiers for part in ("--blobs", tier))]
-        self._homes = [folder / tier / "blobs" / self.digest[:2] / self.digest[2:4] for tier in ("local", "shared")]
+        self._homes = [folder / tier / "blobs" / self.digest[:2] for tier in ("local", "shared")]
 
     def file(self, tier: int) -> Path:
         """The first part's blob in a tier."""

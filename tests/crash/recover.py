@@ -108,10 +108,9 @@ class Recoverer:
         self._present = wanted
 
     def _blob_is_whole(self, files: dict[str, bytes], digest: str) -> bool:
-        folder = self._root / "blobs" / "blobs" / digest[:2] / digest[2:4]
-        parents = [str(folder), str(folder.parent)]
+        folder = self._root / "blobs" / "blobs" / digest[:2]
         frame = files.get(str(folder / digest))
-        if frame is None or any(parent not in files for parent in parents):
+        if frame is None or str(folder) not in files:
             return False
         if (digest, frame) in self._whole_blobs:
             return True

@@ -209,7 +209,7 @@ async def test_strange_files_among_blobs_are_told(tmp_path: Path) -> None:
     store.checkpoints, store.port = CheckpointStore(store.catalog, files), files
     digest = (await store.save()).parts[0].digest
     assert await store.findings() == []
-    home = tmp_path / "blobs" / digest[:2] / digest[2:4]
+    home = tmp_path / "blobs" / digest[:2]
     (home / "README").write_text("hello")
     (tmp_path / "blobs" / "lost+found").mkdir()
     (home / digest_of(NOISE)).write_bytes(NOISE)
