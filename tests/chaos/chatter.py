@@ -52,9 +52,11 @@ class Chatter(Talker):
         super().saw(start, token_ids)
         self.shown(len(token_ids))
 
-    async def live(self) -> None:
-        """All turns."""
+    async def live(self, over: Callable[[], bool]) -> None:
+        """All turns, or those that begin before it is over."""
         for turn in self.turns_planned:
+            if over():
+                return
             await self._take(turn)
             self.turns += 1
 
@@ -80,13 +82,22 @@ class Story:
     seed: int
     number: int
     tokens: int
+    turns: int | None = None
+    """How many of the turns it has; None: all. Once it is told: how many it had."""
     family: list[Chatter] = field(default_factory=list)
+    session: Session | None = None
 
-    async def tell(self, client: Client, shown: Callable[[int], None] = lambda count: None) -> None:
-        """Make the session and live its life."""
-        session = await insist(lambda: self._create(client))
-        chatter = Chatter(session, turns_planned=plan(self.seed, self.number, self.tokens), shown=shown)
-        await chatter.live()
+    async def tell(
+        self,
+        client: Client,
+        shown: Callable[[int], None] = lambda count: None,
+        over: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """Make the session and live its life, without the turns that would begin after it is over."""
+        self.session = session = await insist(lambda: self._create(client))
+        chatter = Chatter(session, turns_planned=plan(self.seed, self.number, self.tokens)[: self.turns], shown=shown)
+        await chatter.live(over)
+        self.turns = chatter.turns
         self.family = [chatter, *(child for child in chatter.children if isinstance(child, Chatter))]
 
     async def _create(self, client: Client) -> Session:

@@ -7,9 +7,13 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+from forkpoint.client.client import Client
+from forkpoint.client.errors import RemoteError
+from forkpoint.client.session import Session
 from tests.chaos.fleet import Seat
 from tests.chaos.network import CLIENTS, STORE, Network
 from tests.chaos.redis_pair import RedisPair
+from tests.support.talkers import insist
 
 HOUR_US: Final = 3_600_000_000
 BEYOND_LEASE_SECONDS: Final = 5.5
@@ -41,6 +45,9 @@ class Lane:
 SUDDEN: Final = Lane("nodes", ("kill", "kill", "kill", "kill", "freeze", "terminate"), 1.5)
 SLOW: Final = Lane("world", ("cut_store", "cut_answers", "cut_nodes", "cut_clients", "jump", "slow_disk"), 2.0)
 STORE_LANE: Final = Lane("store", ("stall", "restart", "fail_over"), 5.0)
+MOVES: Final = Lane("moves", ("migrate", "migrate", "migrate", "migrate", "drain", "rebalance"), 0.5)
+MOVE_SECONDS: Final = 20.0
+"""A move or a drain that takes longer is cancelled, which is one more thing that may happen to it."""
 
 
 def killers(count: int) -> tuple[Lane, ...]:
@@ -83,7 +90,13 @@ class Nemesis:
     network: Network
     redis: RedisPair | None
     tell: Callable[[str], None]
+    operator: Client
+    """Who asks for moves."""
+    sessions: Callable[[], Sequence[Session]]
+    """Those that live now."""
     counts: Counter[str] = field(default_factory=Counter)
+    outcomes: Counter[str] = field(default_factory=Counter)
+    """What moves and drains came to."""
     skipped: dict[str, str] = field(default_factory=dict)
     """Kinds that can't be done here, and why."""
     _stop: asyncio.Event = field(default_factory=asyncio.Event)
@@ -102,6 +115,9 @@ class Nemesis:
             "stall": self._stall,
             "restart": self._restart,
             "fail_over": self._fail_over,
+            "migrate": self._migrate,
+            "drain": self._drain,
+            "rebalance": self._rebalance,
         }
         if not self.network.can_cut:
             for kind in ("cut_store", "cut_answers", "cut_nodes", "cut_clients", "fail_over"):
@@ -204,3 +220,32 @@ class Nemesis:
     async def _fail_over(self, evil: Evil) -> None:
         assert self.redis is not None
         await self.redis.fail_over(min(evil.seconds, 1.5))
+
+    async def _migrate(self, evil: Evil) -> None:
+        """Some session, to some node or to the one that has the most room."""
+        sessions = self.sessions()
+        if sessions:
+            session = sessions[int(evil.dice * len(sessions))]
+            to = self.seats[evil.node].name if evil.seconds else ""
+            await self._asked("migrate", session.migrate(to).result())
+
+    async def _drain(self, evil: Evil) -> None:
+        name = self.seats[evil.node].name
+        await self._asked("drain", self.operator.nodes.drain(name).result())
+        await asyncio.sleep(evil.seconds)
+        await self._asked("undrain", insist(lambda: self.operator.nodes.undrain(name)))
+
+    async def _rebalance(self, evil: Evil) -> None:
+        await self._asked("rebalance", self.operator.nodes.rebalance().result())
+
+    async def _asked(self, what: str, call: Awaitable[object]) -> None:
+        """Do what an operator does, and note how it went: all may be refused or broken off while nodes die."""
+        try:
+            async with asyncio.timeout(MOVE_SECONDS):
+                await call
+        except RemoteError as error:
+            self.outcomes[f"{what}: {error.reason or error.code}"] += 1
+        except TimeoutError:
+            self.outcomes[f"{what}: cancelled"] += 1
+        else:
+            self.outcomes[f"{what}: done"] += 1

@@ -44,7 +44,7 @@ class Judge:
             await self._judge(story)
 
     async def _judge(self, story: Story) -> None:
-        again = Story(story.seed, story.number, story.tokens)
+        again = Story(story.seed, story.number, story.tokens, story.turns)
         await again.tell(self.quiet)
         twins = {one.short: one for one in again.family}
         if twins.keys() != {one.short for one in story.family}:

@@ -10,6 +10,7 @@ from typing import Final
 
 from forkpoint.client.client import Client
 from forkpoint.client.errors import RemoteError
+from forkpoint.client.session import Session
 from forkpoint.statestore.check import Severity, check
 from forkpoint.statestore.open import find_marker, open_blobs, open_catalog
 from tests.chaos.chatter import Story, open_workflow
@@ -37,7 +38,8 @@ class Play:
         self.site, self.settings = site, site.settings
         self._tell = tell
         self.verdict = Verdict()
-        self.nemesis = Nemesis(site.seats, site.network, site.redis, tell)
+        self.nemesis: Nemesis
+        self._stories: dict[int, Story] = {}
         self._numbers = itertools.count()
         self._ended = asyncio.Event()
         self._broken = False
@@ -49,6 +51,9 @@ class Play:
         began = time.monotonic()
         async with AsyncExitStack() as stack:
             clients = [await stack.enter_async_context(self.site.client(n)) for n in range(len(self.site.seats))]
+            self.nemesis = Nemesis(
+                self.site.seats, self.site.network, self.site.redis, self._tell, clients[-1], self._sessions
+            )
             reader = await stack.enter_async_context(self.site.client(0))
             seat = await self.site.quiet()
             quiet = await stack.enter_async_context(Client(seat.address))
@@ -67,6 +72,7 @@ class Play:
         self.verdict.counts = {**judge.counts, "stories": self._told, "tokens streamed and appended": self._shown}
         await self._part()
         self.verdict.deeds, self.verdict.skipped = dict(self.nemesis.counts), self.nemesis.skipped
+        self.verdict.moves = dict(self.nemesis.outcomes)
         self.verdict.seconds = round(time.monotonic() - began, 1)
         return self.verdict
 
@@ -115,14 +121,21 @@ class Play:
     async def _tell_stories(self, client: Client, judge: Judge) -> None:
         while not self._ended.is_set():
             story = Story(self.settings.seed, next(self._numbers), self.settings.tokens)
+            self._stories[story.number] = story
             try:
-                await story.tell(client, self._count)
+                await story.tell(client, self._count, self._ended.is_set)
             except (RemoteError, AssertionError) as error:
                 self.verdict.nodes.append(f"session s{story.number}: {error}")
                 self._tell(self.verdict.nodes[-1])
                 continue
+            finally:
+                del self._stories[story.number]
             self._told += 1
             judge.submit(story)
+
+    def _sessions(self) -> list[Session]:
+        """Of the stories that are being told."""
+        return [story.session for _, story in sorted(self._stories.items()) if story.session is not None]
 
     def _count(self, tokens: int) -> None:
         self._shown += tokens

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from tests.chaos.nemesis import SLOW, STORE_LANE, SUDDEN, Lane, killers
+from tests.chaos.nemesis import MOVES, SLOW, STORE_LANE, SUDDEN, Lane, killers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +35,7 @@ class Settings:
     @property
     def lanes(self) -> tuple[Lane, ...]:
         """What goes wrong."""
-        return (*killers(self.killers), *(() if self.evils == "kills" else (SUDDEN, SLOW, STORE_LANE)))
+        return (*killers(self.killers), *(() if self.evils == "kills" else (SUDDEN, SLOW, STORE_LANE, MOVES)))
 
 
 @dataclass
@@ -50,6 +50,8 @@ class Verdict:
     """Servers that ended by themselves, leaked, or said something unexpected."""
     counts: dict[str, int] = field(default_factory=dict)
     deeds: dict[str, int] = field(default_factory=dict)
+    moves: dict[str, int] = field(default_factory=dict)
+    """What moves and drains came to."""
     skipped: dict[str, str] = field(default_factory=dict)
     seconds: float = 0.0
 
