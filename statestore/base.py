@@ -46,7 +46,9 @@ class Catalog(CollectionCatalog, Protocol):
     Cancelling a call does not undo it. No read sees half a transaction. Rows come back as values; changing them
     changes nothing. Sessions in state DELETED answer only get_session, list_sessions(show_deleted), undelete_session
     and retention's methods; every other one raises NotFoundError for them. An epoch that is not the session's raises
-    StaleEpochError (commit_step reports it per session instead).
+    StaleEpochError (commit_step reports it per session instead), and so does one under which nobody owns the session
+    any more, or yet: who released a session writes nothing into it, though the epoch is still its own. Two calls need
+    no owner: put_checkpoint, which may come late and adds nothing to the log, and end_migration.
 
     A `request` is looked up before anything else. When it was answered in the last 24 hours the stored answer comes
     back, whatever became of the session since; with another digest, or of another method, it is RequestIdReusedError.
@@ -183,7 +185,8 @@ class Catalog(CollectionCatalog, Protocol):
     async def begin_migration(self, name: SessionName, epoch: int, migration: str, target: str) -> SessionRow:
         """The owner's word that the session may go to the incarnation `target`: until the migration ends, cut_over with
         its id succeeds. Raises StaleEpochError; MigrationUnderwayError while another one is under way (the same id
-        again changes nothing)."""
+        again changes nothing). An id is for one migration: rewind, release, acquire and deletion end it as
+        end_migration does, and then no late cut_over may find its id in use again."""
         ...
 
     async def end_migration(self, name: SessionName, epoch: int, migration: str) -> SessionRow:
@@ -196,7 +199,8 @@ class Catalog(CollectionCatalog, Protocol):
     ) -> SessionRow:
         """Make `incarnation`, the migration's target, the owner: epoch + 1, no migration, `takeovers` 0. Only while
         epoch, migration, target, head and head hash are as given. Raises StaleEpochError, MigrationEndedError,
-        PositionConflictError; then nothing has changed."""
+        PositionConflictError, in this order; then nothing has changed. It was made, and its answer lost, when the row
+        shows `incarnation` at epoch + 1."""
         ...
 
     async def note_numerics(

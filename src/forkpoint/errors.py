@@ -186,12 +186,13 @@ class PreconditionError(ForkpointError):
 
 
 class StaleEpochError(PreconditionError):
-    """The writer's epoch is no longer the session's."""
+    """The writer's epoch is no longer the session's, or nobody owns the session under it."""
 
     reason = "STALE_EPOCH"
 
     def __init__(self, session: str, epoch: int, current_epoch: int) -> None:
-        super().__init__(f"{session}: epoch {epoch} is stale, the current one is {current_epoch}")
+        why = "is stale" if epoch != current_epoch else "has no owner"
+        super().__init__(f"{session}: epoch {epoch} {why}, the current one is {current_epoch}")
         self.session, self.epoch, self.current_epoch = session, epoch, current_epoch
 
 

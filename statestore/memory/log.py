@@ -29,7 +29,7 @@ from forkpoint.statestore.memory.sessions import NO_MIGRATION, MemorySessions
 from forkpoint.statestore.memory.store import MemoryRecords, MemorySession
 from forkpoint.statestore.records import GenerationRow, Kind, LogSlice, RequestKey, SessionRow
 from forkpoint.statestore.rowjson import session_from_value, session_to_value
-from forkpoint.statestore.rules import check_children, check_epoch, check_expected, check_position
+from forkpoint.statestore.rules import check_children, check_expected, check_owned, check_position
 
 
 class MemoryLog(MemorySessions):
@@ -96,7 +96,7 @@ class MemoryLog(MemorySessions):
         if stored is None:
             return StepOutcome(StepStatus.CONFLICT, 0, self._root, 0)
         status = StepStatus.COMMITTED
-        if commit.epoch != stored.row.epoch:
+        if commit.epoch != stored.row.epoch or not stored.row.owner:
             status = StepStatus.STALE_EPOCH
         elif commit.start != stored.row.head or stored.open_generation != commit.generation:
             status = StepStatus.CONFLICT
@@ -158,7 +158,7 @@ class MemoryLog(MemorySessions):
             return session_from_value(answer), True
         stored = self._live(name)
         head = stored.row.head
-        check_epoch(name, epoch, stored.row.epoch)
+        check_owned(stored.row, epoch)
         if stored.open_generation is not None:
             raise SessionBusyError(str(name), f"generation {stored.open_generation}", head)
         check_position(name, position, head)
@@ -184,7 +184,7 @@ class MemoryLog(MemorySessions):
         """The session, when this writer may append to it now."""
         stored = self._live(name)
         row = stored.row
-        check_epoch(name, epoch, row.epoch)
+        check_owned(row, epoch)
         if stored.open_generation is not None:
             raise SessionBusyError(str(name), f"generation {stored.open_generation}", row.head)
         check_expected(name, row.head, row.head_hash, stored.rewound_from, expected_position, expected_head_hash)

@@ -18,7 +18,7 @@ from forkpoint.statestore.records import (
     SessionState,
 )
 from forkpoint.statestore.rowjson import session_from_value, session_to_value
-from forkpoint.statestore.rules import begins_migration, check_cut_over, check_epoch, count_takeover
+from forkpoint.statestore.rules import begins_migration, check_cut_over, check_epoch, check_owned, count_takeover
 
 NO_MIGRATION: Final[Mapping[str, str]] = {"migration": "", "migration_target": ""}
 """Fields of a row whose owner gave no word that it may go."""
@@ -177,7 +177,7 @@ class MemorySessions(MemoryRows):
         answer = self._answer(request, "release")
         if answer is not None:
             return session_from_value(answer)
-        check_epoch(name, epoch, self._live(name).row.epoch)
+        check_owned(self._live(name).row, epoch)
         if state is SessionState.DELETED:
             raise PreconditionError("a session is deleted by delete_session only")
         row = self._change(name, owner="", state=state, state_reason=reason, takeovers=0, **NO_MIGRATION)
@@ -216,7 +216,7 @@ class MemorySessions(MemoryRows):
     async def note_numerics(
         self, name: SessionName, epoch: int, numerics_ids: tuple[str, ...], exact: bool
     ) -> SessionRow:
-        check_epoch(name, epoch, self._live(name).row.epoch)
+        check_owned(self._live(name).row, epoch)
         return self._change(name, numerics_ids=numerics_ids, exact=exact)
 
     def _load(self, name: SessionName) -> MemorySession:

@@ -5,7 +5,7 @@ from forkpoint.ids import SessionName
 from forkpoint.statestore.calls import ForkOutcome, ForkSessions
 from forkpoint.statestore.records import RequestKey, SessionRow
 from forkpoint.statestore.rowjson import session_from_value, session_to_value
-from forkpoint.statestore.rules import check_children, check_epoch, check_position
+from forkpoint.statestore.rules import check_children, check_owned, check_position
 from forkpoint.statestore.sqlite import log, pending, requests, sessions
 from forkpoint.statestore.sqlite.tx import Tx
 
@@ -40,7 +40,7 @@ def rewind(tx: Tx, name: SessionName, epoch: int, position: int, request: Reques
     if answer is not None:
         return session_from_value(answer), True
     stored = sessions.live(tx, name)
-    check_epoch(name, epoch, stored.row.epoch)
+    check_owned(stored.row, epoch)
     if stored.open_generation is not None:
         raise SessionBusyError(str(name), f"generation {stored.open_generation}", stored.row.head)
     check_position(name, position, stored.row.head)

@@ -15,7 +15,7 @@ from forkpoint.statestore.logrecord import (
     write_records,
 )
 from forkpoint.statestore.records import Kind, LogSlice
-from forkpoint.statestore.rules import check_epoch, check_expected, check_position
+from forkpoint.statestore.rules import check_expected, check_owned, check_position
 from forkpoint.statestore.sqlite import pending, sessions
 from forkpoint.statestore.sqlite.sessions import StoredSession
 from forkpoint.statestore.sqlite.tx import Tx
@@ -133,7 +133,7 @@ def append_at_head(
 ) -> HashChain:
     """The checks and the writes that append and begin_generation share. Returns the chain at the new head."""
     row = stored.row
-    check_epoch(row.name, epoch, row.epoch)
+    check_owned(row, epoch)
     if stored.open_generation is not None:
         raise SessionBusyError(str(row.name), f"generation {stored.open_generation}", row.head)
     check_expected(row.name, row.head, row.head_hash, stored.rewound_from, expected_position, expected_head_hash)

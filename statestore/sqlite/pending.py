@@ -34,6 +34,8 @@ class Pending:
     chain: HashChain
     update_us: int = 0
     record: bytes = b""
+    released: bool = False
+    """Its owner gave the session up: nothing is pending."""
 
     def is_due(self, added: int) -> bool:
         """Whether it moves now, `added` tokens having come. Branches take turns by their number: sessions that run in

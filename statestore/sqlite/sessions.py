@@ -9,7 +9,7 @@ from forkpoint.ids import SessionName
 from forkpoint.statestore.chain import HashChain
 from forkpoint.statestore.records import CheckpointPolicy, NewSession, RequestKey, SessionRow, SessionState
 from forkpoint.statestore.rowjson import dump, session_from_value, session_to_value
-from forkpoint.statestore.rules import check_epoch, count_takeover
+from forkpoint.statestore.rules import check_epoch, check_owned, count_takeover
 from forkpoint.statestore.sqlite import pending, requests, workflows
 from forkpoint.statestore.sqlite.pending import Pending
 from forkpoint.statestore.sqlite.tx import Tx
@@ -240,7 +240,7 @@ def release(
     answer = requests.find(tx, request, "release")
     if answer is not None:
         return session_from_value(answer)
-    check_epoch(name, epoch, live(tx, name).row.epoch)
+    check_owned(live(tx, name).row, epoch)
     if state is SessionState.DELETED:
         raise PreconditionError("a session is deleted by delete_session only")
     row = change(
@@ -264,7 +264,7 @@ def release_quarantine(tx: Tx, name: SessionName, request: RequestKey | None) ->
 
 def note_numerics(tx: Tx, name: SessionName, epoch: int, numerics_ids: tuple[str, ...], exact: bool) -> SessionRow:
     """Catalog.note_numerics."""
-    check_epoch(name, epoch, live(tx, name).row.epoch)
+    check_owned(live(tx, name).row, epoch)
     return change(tx, name, "numerics_ids = ?, exact = ?", dump(list(numerics_ids)), int(exact))
 
 

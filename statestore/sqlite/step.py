@@ -54,7 +54,7 @@ class Steps:
                 return StepOutcome(StepStatus.CONFLICT, 0, tx.root, 0)
             self._rows[key] = row
         chain = row.chain
-        if commit.epoch != row.epoch:
+        if commit.epoch != row.epoch or row.released:
             return StepOutcome(StepStatus.STALE_EPOCH, chain.position, chain.head_hash(), row.epoch)
         if commit.start != chain.position or row.generation != commit.generation:
             return StepOutcome(StepStatus.CONFLICT, chain.position, chain.head_hash(), row.epoch)
@@ -78,14 +78,15 @@ def _find(tx: Tx, name: SessionName) -> Pending | None:
             raise LogCorruptError(str(name), row.start, row.start, str(error)) from error
         return row
     found = tx.one(
-        "SELECT branch, epoch, open_generation, head, grid_hash, tail FROM sessions WHERE workflow = ? AND session = ?",
+        "SELECT branch, epoch, open_generation, head, grid_hash, tail, owner = '' FROM sessions"
+        " WHERE workflow = ? AND session = ?",
         name.workflow,
         name.session,
     )
     if found is None:
         return None
-    branch, epoch, generation, head, grid_hash, tail = found
-    return Pending(branch, epoch, generation, head, HashChain(head, grid_hash, tail))
+    branch, epoch, generation, head, grid_hash, tail, released = found
+    return Pending(branch, epoch, generation, head, HashChain(head, grid_hash, tail), released=bool(released))
 
 
 def _extend(tx: Tx, row: Pending, commit: StepCommit) -> None:

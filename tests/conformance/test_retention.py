@@ -95,8 +95,9 @@ async def test_a_child_is_near_to_what_its_ancestors_made_before_the_fork(catalo
     await catalog.fork(ForkSessions(name("c"), 40, (new("g"),)))
     assert await nearest(catalog, "c", 999) == "s/c48"
     assert await nearest(catalog, "g", 999) == "s/c32"
-    await catalog.append(AppendTokens(name("c"), 0, OTHERS))
-    await put(catalog, "c", 64, TOKENS[:50] + OTHERS, epoch=0)
+    await catalog.acquire(name("c"), "node-a", 0)
+    await catalog.append(AppendTokens(name("c"), 1, OTHERS))
+    await put(catalog, "c", 64, TOKENS[:50] + OTHERS)
     assert await nearest(catalog, "c", 999) == "c/c64"
     assert await nearest(catalog, "c", 63) == "s/c48"
     assert await nearest(catalog, "g", 999) == "s/c32"

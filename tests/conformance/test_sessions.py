@@ -12,7 +12,7 @@ from forkpoint.errors import (
 from forkpoint.statestore.base import Catalog
 from forkpoint.statestore.calls import AppendTokens, BeginGeneration, ForkSessions, StepCommit, StepStatus
 from forkpoint.statestore.chain import root_hash
-from forkpoint.statestore.records import CheckpointPolicy, FinishReason, SessionState, WorkflowRow
+from forkpoint.statestore.records import CheckpointPolicy, CheckpointRow, FinishReason, SessionState, WorkflowRow
 from tests.support.store import MARKER, PARAMS, POLICY, name, new, owned, request
 
 
@@ -151,6 +151,37 @@ async def test_a_stale_owner_can_change_nothing(catalog: Catalog) -> None:
     ):
         with pytest.raises(StaleEpochError):
             await call()
+    assert await catalog.get_session(name("s")) == before
+
+
+@pytest.mark.parametrize("epoch", [0, 1])
+async def test_nobody_writes_into_a_session_that_nobody_owns(catalog: Catalog, epoch: int) -> None:
+    """Before its first owner, and under the epoch of one that released it: a checkpoint alone may come late."""
+    await catalog.create_workflow(WorkflowRow("w"))
+    await catalog.create_session(new("s"))
+    if epoch:
+        await catalog.acquire(name("s"), "node-a", 0)
+        await catalog.append(AppendTokens(name("s"), 1, (1, 2)))
+        await catalog.begin_generation(BeginGeneration(name("s"), 1, "g", PARAMS))
+        await catalog.commit_step([StepCommit(name("s"), 1, 2, (3,), "g")])
+        await catalog.release(name("s"), 1, SessionState.PAUSED, "why")
+    before = await catalog.get_session(name("s"))
+    for call in (
+        lambda: catalog.append(AppendTokens(name("s"), epoch, (1,))),
+        lambda: catalog.begin_generation(BeginGeneration(name("s"), epoch, "h", PARAMS, (1,))),
+        lambda: catalog.rewind(name("s"), epoch, 0),
+        lambda: catalog.release(name("s"), epoch, SessionState.ACTIVE),
+        lambda: catalog.note_numerics(name("s"), epoch, ("n",), False),
+        lambda: catalog.begin_migration(name("s"), epoch, "move-1", "node-b"),
+    ):
+        with pytest.raises(StaleEpochError) as raised:
+            await call()
+        assert raised.value.current_epoch == epoch
+    (outcome,) = await catalog.commit_step([StepCommit(name("s"), epoch, before.head, (9,), "g")])
+    assert (outcome.status, outcome.head, outcome.epoch) == (StepStatus.STALE_EPOCH, before.head, epoch)
+    assert await catalog.end_migration(name("s"), epoch, "move-1") == before
+    late = CheckpointRow(name("s"), "c", before.head, 0, root_hash(MARKER), "n", True, 0)
+    assert (await catalog.put_checkpoint(late, b"m", epoch)).position == before.head
     assert await catalog.get_session(name("s")) == before
 
 

@@ -68,7 +68,7 @@ end)
 register_write('rewind', function(tx, take)
   local base, session, epoch, position = tx.base, take(), take(), take()
   local known = {branch = take(), chain = take()}
-  local row, refusal = owned(base, session, epoch, 'generation', 'branch', 'head', 'chain', 'rewound', 'fork')
+  local row, refusal = held(base, session, epoch, 'generation', 'branch', 'head', 'chain', 'rewound', 'fork')
   if not row then
     return nil, refusal
   end

@@ -51,7 +51,7 @@ local function extend(tx, take, opens)
   local position, expected_hash, known_hash = take(), take(), take()
   local known, new, records = take_proposal(take)
   local generation, fields, token = take(), take_list(take), take()
-  local row, refusal = owned(base, session, epoch, 'generation', 'branch', 'head', 'chain', 'rewound')
+  local row, refusal = held(base, session, epoch, 'generation', 'branch', 'head', 'chain', 'rewound')
   if not row then
     return nil, refusal
   end
@@ -107,12 +107,12 @@ local function commit_one(base, now, take)
   local session, epoch, generation, finished = take(), take(), take(), take()
   local known, new, records = take_proposal(take)
   local key = session_key(base, session)
-  local row = redis.call('HMGET', key, 'epoch', 'generation', 'branch', 'head', 'chain')
+  local row = redis.call('HMGET', key, 'epoch', 'generation', 'branch', 'head', 'chain', 'owner')
   if not row[1] then
     return {'MISSING'}
   end
   local status
-  if row[1] ~= epoch then
+  if row[1] ~= epoch or row[6] == '' then
     status = 'STALE_EPOCH'
   elseif row[4] ~= known.head or row[2] ~= generation then
     status = 'CONFLICT'

@@ -165,7 +165,7 @@ end)
 
 register_write('release', function(tx, take)
   local session, epoch = take(), take()
-  local row, refusal = owned(tx.base, session, epoch)
+  local row, refusal = held(tx.base, session, epoch)
   if not row then
     return nil, refusal
   end
@@ -188,7 +188,7 @@ end)
 
 register_write('note_numerics', function(tx, take)
   local session, epoch = take(), take()
-  local row, refusal = owned(tx.base, session, epoch)
+  local row, refusal = held(tx.base, session, epoch)
   if not row then
     return nil, refusal
   end
