@@ -1,4 +1,5 @@
-"""`python -m tests.mutations`: try every mutation, write docs/mutations.md. `--only NAME`: one, and write nothing."""
+"""`python -m tests.mutations`: try every mutation, write docs/mutations.md. `--only NAME ...`: these alone; the rows of
+the others stay as they are."""
 
 import argparse
 import os
@@ -7,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import Final
 
 from tests.mutations.importing import ROOT
 from tests.mutations.listing import MUTATIONS
@@ -17,30 +19,43 @@ PAGE = ROOT / "docs" / "mutations.md"
 HEAD = """# Mutations: the mistakes that the tests must find
 
 Each row is a mistake put into the code on purpose, one change in one file, and the test that fails because of it;
-without the mistake the same test passes. `python -m tests.mutations` tries them all and writes this page.
+without the mistake the same test passes. `python -m tests.mutations` tries them all and writes this page. Times are of
+the whole pytest process, on a machine that did other work too.
 
 """
+COLUMNS: Final = ("name", "mistake", "in", "caught by", "after", "commit")
+NOT_CAUGHT: Final = "**not caught**"
 
 
-def row(trial: Trial) -> str:
+def row(trial: Trial, commit: str) -> str:
     """One line of the table."""
     mutation = trial.mutation
     test = " ".join(mutation.test).replace("|", "or")
-    where = f"`{mutation.file}`"
-    found = f"{trial.seconds:.1f} s" if trial.caught else "**not caught**"
-    return f"| {mutation.name} | {mutation.mistake} | {where} | `{test}` | {found} |"
+    found = f"{trial.seconds:.1f} s" if trial.caught else NOT_CAUGHT
+    cells = (mutation.name, mutation.mistake, f"`{mutation.file}`", f"`{test}`", found, commit)
+    return f"| {' | '.join(cells)} |"
 
 
-def page(trials: Sequence[Trial]) -> str:
-    """The whole document."""
-    commit = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False
-    ).stdout.strip()
-    caught = sum(trial.caught for trial in trials)
+def commit() -> str:
+    """Of the tree that is tried."""
+    call = ["git", "rev-parse", "--short", "HEAD"]
+    return subprocess.run(call, cwd=ROOT, capture_output=True, text=True, check=False).stdout.strip() or "unknown"
+
+
+def page(trials: Sequence[Trial], before: str) -> str:
+    """The whole document; `before`: the one so far, whose rows stay where nothing was tried."""
+    lines = [line for line in before.splitlines() if line.startswith("| ") and line.count(" | ") == len(COLUMNS) - 1]
+    rows = {line.split(" | ")[0].removeprefix("| "): line for line in lines}
+    rows |= {trial.mutation.name: row(trial, commit()) for trial in trials}
+    shown = [rows[mutation.name] for mutation in MUTATIONS if mutation.name in rows]
+    missing = [mutation.name for mutation in MUTATIONS if mutation.name not in rows]
+    caught = sum(NOT_CAUGHT not in line for line in shown)
     machine = f"{os.cpu_count()} {platform.machine()} cores, Python {platform.python_version()}"
-    table = "| name | mistake | in | caught by | after |\n| --- | --- | --- | --- | --- |\n"
-    tail = f"\n{caught} of {len(trials)} caught. Commit {commit}; {machine}. Times are of the whole pytest process.\n"
-    return HEAD + table + "\n".join(map(row, trials)) + "\n" + tail
+    table = [f"| {' | '.join(COLUMNS)} |", "|" + " --- |" * len(COLUMNS), *shown]
+    tail = [f"{caught} of {len(MUTATIONS)} caught; {machine}."]
+    if missing:
+        tail += ["", f"Not tried: {', '.join(missing)}."]
+    return "\n".join([HEAD.rstrip(), "", *table, "", *tail, ""])
 
 
 def tried(mutation: Mutation) -> Trial:
@@ -62,18 +77,17 @@ def well(mutation: Mutation) -> bool:
 def main() -> int:
     """0 when each was caught."""
     parser = argparse.ArgumentParser(prog="python -m tests.mutations", description=__doc__)
-    parser.add_argument("--only", help="the name of one")
+    parser.add_argument("--only", nargs="+", default=[], help="names of some")
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
     given = parser.parse_args()
-    chosen = [mutation for mutation in MUTATIONS if given.only in (None, mutation.name)]
-    if not chosen:
-        parser.error(f"there is no {given.only}")
+    if unknown := set(given.only) - {mutation.name for mutation in MUTATIONS}:
+        parser.error(f"there is no {', '.join(sorted(unknown))}")
+    chosen = [mutation for mutation in MUTATIONS if not given.only or mutation.name in given.only]
     tests = {mutation.test: mutation for mutation in chosen}
     with ThreadPoolExecutor(given.workers) as pool:
         sound = dict(zip(tests, pool.map(well, tests.values()), strict=True))
         trials = list(pool.map(tried, [mutation for mutation in chosen if sound[mutation.test]]))
-    if given.only is None:
-        PAGE.write_text(page(trials), encoding="utf-8")
+    PAGE.write_text(page(trials, PAGE.read_text(encoding="utf-8")), encoding="utf-8")
     return 0 if len(trials) == len(chosen) and all(trial.caught for trial in trials) else 1
 
 
