@@ -89,6 +89,7 @@ class Channels:
     def __init__(self, idle_seconds: float = PEER_IDLE_SECONDS) -> None:
         self._idle_seconds = idle_seconds
         self._links: dict[str, Link] = {}
+        self._closed = False
         self._closing: set[asyncio.Task[None]] = set()
 
     @property
@@ -98,7 +99,9 @@ class Channels:
 
     @asynccontextmanager
     async def use(self, address: str) -> AsyncIterator[Link]:
-        """The channel to `address`, kept open until the block's end."""
+        """The channel to `address`, kept open until the block's end. Raises UnavailableError after `close`."""
+        if self._closed:
+            raise UnavailableError("this node calls no others any more")
         link = self._links.get(address)
         if link is None:
             link = self._links[address] = Link(address, grpc.aio.insecure_channel(address, options=OPTIONS))
@@ -130,7 +133,8 @@ class Channels:
         self._close(link)
 
     async def close(self) -> None:
-        """Give up all. Idempotent."""
+        """Give up all, for good. Idempotent."""
+        self._closed = True
         for address in tuple(self._links):
             self.give_up(address)
         while self._closing:

@@ -119,13 +119,15 @@ class Forwarder:
         self._clock = clock
         self._metadata = ((FORWARDED, sender),)
         self._work: set[asyncio.Task[None]] = set()
+        self._closed = False
 
     def start(self) -> None:
         """Begin to look after the nodes that calls are sent to."""
         self.spawn(self._watch(), "looking after connections to nodes")
 
     async def close(self) -> None:
-        """End what runs in the background, and close the channels. Idempotent."""
+        """End what runs in the background, and close the channels: nothing is sent any more. Idempotent."""
+        self._closed = True
         for task in self._work:
             task.cancel()
         await asyncio.gather(*self._work, return_exceptions=True)
@@ -133,6 +135,9 @@ class Forwarder:
 
     def spawn(self, work: Coroutine[Any, Any, None], what: str) -> None:
         """Do something that no caller waits for, until it is done or the node stops."""
+        if self._closed:
+            work.close()
+            return
         task = asyncio.get_running_loop().create_task(_logged(work, what))  # owner: _work, which close() waits for
         self._work.add(task)
         task.add_done_callback(self._work.discard)

@@ -43,6 +43,8 @@ class Nodes:
     async def vanish(self, name: str) -> None:
         """As a killed process, for all that others can see: its connections break, its lock is free, its row stays."""
         site = self.by_name.pop(name)
+        assert site.running.rpc.guard.forwarder is not None
+        await site.running.rpc.guard.forwarder.close()
         await site.running.rpc._server.stop(None)
         await site.running.node.abandon()
 
