@@ -78,6 +78,7 @@ class _Repair:
             "WRONG_PIN": self._unpin,
             "PIN_LEFT": self._unpin,
             "LEAKED_REFERENCE": self._cancel,
+            "MIGRATION_LEFT": self._end_migration,
         }
 
     async def _heal(self, finding: Finding) -> tuple[bool, str]:
@@ -119,6 +120,15 @@ class _Repair:
             return False, f"{holder[0]} is registered now"
         await self._catalog.unpin(pin)
         return True, "let go"
+
+    async def _end_migration(self, finding: Finding) -> tuple[bool, str]:
+        """An owner whose word is taken back has the session as before; no target can take it by that word then."""
+        workflow, session, migration = finding.subject
+        row = await self._catalog.get_session(SessionName(workflow, session))
+        if row.owner and any(node.incarnation == row.migration_target for node in await self._catalog.list_nodes()):
+            return False, f"{row.migration_target} is registered now"
+        await self._catalog.end_migration(row.name, row.epoch, migration)
+        return True, "ended"
 
     async def _cancel(self, finding: Finding) -> tuple[bool, str]:
         if not isinstance(self._catalog, Referring):

@@ -45,7 +45,7 @@ class SessionCheck:
 
     async def _check(self, row: SessionRow) -> list[Finding]:
         """One session. Adds its grid points."""
-        name, found = str(row.name), self._check_owner(row)
+        name, found = str(row.name), [*self._check_owner(row), *self._check_migration(row)]
 
         def error(kind: str, detail: str) -> None:
             found.append(Finding(Severity.ERROR, kind, name, detail))
@@ -85,6 +85,15 @@ class SessionCheck:
             detail = f"its owner {row.owner} is no registered node: whoever is asked for it next takes it"
             found.append(Finding(Severity.WARNING, "OWNER_GONE", name, detail))
         return found
+
+    def _check_migration(self, row: SessionRow) -> list[Finding]:
+        """A migration has an owner who gave its word, and goes to a registered incarnation."""
+        if not row.migration or (row.owner and row.migration_target in self._nodes):
+            return []
+        why = f"{row.migration_target or 'nobody'} is no registered node" if row.owner else "nobody owns the session"
+        detail = f"migration {row.migration} does not end by itself: {why}"
+        subject = (row.name.workflow, row.name.session, row.migration)
+        return [Finding(Severity.WARNING, "MIGRATION_LEFT", str(row.name), detail, subject)]
 
     async def _walk(self, row: SessionRow) -> HashChain:
         """Read the whole log, add its grid points, return the chain at its end."""

@@ -33,6 +33,8 @@ from tests.support.store import MARKER, PARAMS, ManualClock, name, new
 
 Call = Callable[[Catalog], Awaitable[Any]]
 OWNERS = ("i1", "i1", "i2")
+LEFT = {"BAD_MANIFEST", "UNREACHABLE_MANIFEST", "OWNER_GONE", "MIGRATION_LEFT", "PIN_LEFT", "CONDEMNED_LEFT"}
+"""What check may find: no node is registered, no manifest is whole, and nobody collects."""
 
 
 class RandomCalls:
@@ -207,6 +209,6 @@ async def test_a_catalog_gives_the_answers_of_the_one_in_memory(tmp_path: Path, 
     assert comparable(await everything(memory)) == comparable(await everything(other))
     for catalog in (memory, other):
         kinds = {finding.kind async for finding in check(catalog, MemoryBlobs())}
-        assert kinds <= {"BAD_MANIFEST", "UNREACHABLE_MANIFEST", "OWNER_GONE", "PIN_LEFT", "CONDEMNED_LEFT"}
+        assert kinds <= LEFT
         await catalog.close()
     assert len(labels) >= 15

@@ -15,7 +15,7 @@ from forkpoint.statestore.codec import digest_of
 from forkpoint.statestore.file.blobs import FileBlobs
 from forkpoint.statestore.memory.blobs import MemoryBlobs
 from forkpoint.statestore.memory.lru import HostMemoryBlobs
-from forkpoint.statestore.records import Pin, SessionState
+from forkpoint.statestore.records import NodeRow, Pin, SessionState
 from forkpoint.statestore.sqlite.catalog import SqliteCatalog
 from forkpoint.statestore.tiers import Role, Tier, TieredBlobs
 from forkpoint.statestore.wrappers.meter import MeteredBlobs
@@ -191,6 +191,40 @@ async def test_an_owner_that_is_no_node_and_one_of_a_paused_session_are_found(st
     (session,) = tables.sessions.values()
     session.row = replace(session.row, state=SessionState.PAUSED)
     assert await store.kinds() == [("WRONG_OWNER", Severity.ERROR)]
+
+
+async def test_a_migration_that_nobody_can_finish_is_told_and_ended(store: TieredStore) -> None:
+    await store.begin()
+    await store.catalog.begin_migration(name("s"), 1, "move-1", "node-b")
+    (finding,) = await store.findings()
+    assert (finding.kind, finding.severity) == ("MIGRATION_LEFT", Severity.WARNING)
+    assert "node-b is no registered node" in finding.detail
+    assert await store.mend() == [("MIGRATION_LEFT", True)]
+    row = await store.catalog.get_session(name("s"))
+    assert (row.migration, row.owner, row.epoch) == ("", "node-a", 1)
+    assert await store.findings() == []
+
+
+async def test_a_migration_whose_target_came_meanwhile_goes_on(store: TieredStore) -> None:
+    await store.begin()
+    row = await store.catalog.begin_migration(name("s"), 1, "move-1", "node-b")
+    findings = await store.findings()
+    await store.catalog.register_node(NodeRow("node-b", "node-b", "", ""))
+    assert await store.findings() == []
+    assert [result.done async for result in repair(store.catalog, store.port, findings)] == [False]
+    assert await store.catalog.get_session(name("s")) == row
+
+
+async def test_a_migration_of_a_session_that_nobody_owns_is_told_and_ended(store: TieredStore) -> None:
+    """As a node of a version that knows no migrations leaves it when it releases."""
+    await store.begin()
+    await store.catalog.begin_migration(name("s"), 1, "move-1", "node-a")
+    assert await store.findings() == []
+    (session,) = store.catalog._tables.sessions.values()
+    session.row = replace(session.row, owner="")
+    assert await store.kinds() == [("MIGRATION_LEFT", Severity.WARNING)]
+    assert await store.mend() == [("MIGRATION_LEFT", True)]
+    assert await store.findings() == []
 
 
 async def test_what_an_interrupted_collection_condemned_is_told(store: TieredStore) -> None:
