@@ -74,8 +74,8 @@ FENCING: Final = (
         "skip-the-epoch-check",
         "a call under an old epoch is not refused",
         "statestore/rules.py",
-        "    if epoch != current:\n        raise StaleEpochError(str(name), epoch, current)\n",
-        "    return\n",
+        "    if epoch != row.epoch or not row.owner:\n",
+        "    if False:\n",
         (SIM,),
         fast=True,
     ),
@@ -83,16 +83,16 @@ FENCING: Final = (
         "skip-the-epoch-of-a-step",
         "a step of a former owner is committed",
         "statestore/memory/log.py",
-        "        if commit.epoch != stored.row.epoch:\n",
-        "        if commit.epoch > stored.row.epoch:\n",
+        "        if commit.epoch != stored.row.epoch or not stored.row.owner:\n",
+        "        if commit.epoch > stored.row.epoch or not stored.row.owner:\n",
         (SIM,),
     ),
     Mutation(
         "skip-the-epoch-of-a-step-in-sqlite",
         "the same in SQLite",
         "statestore/sqlite/step.py",
-        "    if commit.epoch != row.epoch:\n",
-        "    if commit.epoch > row.epoch:\n",
+        "        if commit.epoch != row.epoch or row.released:\n",
+        "        if commit.epoch > row.epoch or row.released:\n",
         ("tests/conformance/test_log.py", *EMBEDDED),
     ),
     Mutation(
@@ -150,6 +150,33 @@ FENCING: Final = (
         "        if live.suspect or self._core.lives.get(live.name) is not live:\n            return\n",
         "",
         ("tests/session/test_pause.py", "-k", "under_way and memory"),
+    ),
+)
+
+MOVES: Final = (
+    Mutation(
+        "write-into-a-released-session",
+        "an owner goes on writing after it released the session",
+        "statestore/rules.py",
+        "    if epoch != row.epoch or not row.owner:\n",
+        "    if epoch != row.epoch:\n",
+        ("tests/conformance/test_sessions.py", *EMBEDDED),
+    ),
+    Mutation(
+        "cut-over-without-a-word",
+        "a session goes to whom its owner did not name, or after it took its word back",
+        "statestore/rules.py",
+        "    if not migration or (row.migration, row.migration_target) != (migration, incarnation):\n",
+        "    if not migration:\n",
+        ("tests/conformance/test_migrations.py", *EMBEDDED),
+    ),
+    Mutation(
+        "cut-over-at-another-head",
+        "a session goes to a node that has not all of its log",
+        "statestore/rules.py",
+        "    if (row.head, row.head_hash) != (head, head_hash):\n",
+        "    if False:\n",
+        ("tests/conformance/test_migrations.py", *EMBEDDED),
     ),
 )
 
@@ -348,4 +375,4 @@ STORE_NODES: Final = (
     ),
 )
 
-MUTATIONS: Final = (*DURABILITY, *FENCING, *LOG, *STATE, *COLLECTION, *STORE_NODES, *REDIS)
+MUTATIONS: Final = (*DURABILITY, *FENCING, *MOVES, *LOG, *STATE, *COLLECTION, *STORE_NODES, *REDIS)
