@@ -51,6 +51,14 @@ DURABILITY: Final = (
         (SHORT_CRASH,),
     ),
     Mutation(
+        "share-a-sync-that-began-before",
+        "a blob's name counts as synced by a sync of its folder that had begun already",
+        "statestore/file/groupsync.py",
+        "        self._synced = for_all\n",
+        "        self._synced = self._asked\n",
+        ("tests/statestore/test_groupsync.py",),
+    ),
+    Mutation(
         "has-without-durability",
         "`has` says yes to a name that may not survive a crash",
         "statestore/file/blobs.py",
