@@ -194,6 +194,8 @@ async def serving(config: ServerConfig, parts: Parts | None = None) -> AsyncIter
             blobs=parts.blobs,
             peers=GrpcPeers(channels, config.node),
         )
+        if parts.peer_blobs is not None:
+            parts.peer_blobs.attach(lambda: node.others, channels)
         served = Served(
             node=config.node,
             namespace=config.namespace,
@@ -213,6 +215,8 @@ async def serving(config: ServerConfig, parts: Parts | None = None) -> AsyncIter
             yield ServingNode(address, node, rpc, parts.catalog, parts.blobs)
         finally:
             node.begin_leave()
+            await rpc.health.stop()
+            await node.move_away()
             await rpc.begin_drain()
             await node.stop()
             await rpc.stop(GRACE_SECONDS)

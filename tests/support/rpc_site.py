@@ -18,10 +18,13 @@ from google.rpc import error_details_pb2, status_pb2
 from forkpoint.client.client import Client
 from forkpoint.client.session import Session
 from forkpoint.client.wire import Connection
+from forkpoint.clock import SystemClock
 from forkpoint.config import ServerConfig
 from forkpoint.proto.forkpoint.v1 import session_pb2
 from forkpoint.server.app import Parts, ServingNode, serving
+from forkpoint.server.rpc.peerblobs import PeerBlobs
 from forkpoint.statestore.open import open_blobs, open_catalog
+from forkpoint.statestore.whole import is_whole
 from tests.support.hash_engine import ByteCodec, HashEngine
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -43,7 +46,14 @@ def config_for(folder: Path, **settings: object) -> ServerConfig:
 def parts_for(config: ServerConfig, engine: HashEngine | None = None) -> Parts:
     """The stores that the config names, and a hash engine."""
     config.data.mkdir(parents=True, exist_ok=True)
-    return Parts(open_catalog(config.catalog_url), open_blobs(config.blobs_url), engine or HashEngine(), ByteCodec())
+    peers = PeerBlobs(is_whole, SystemClock())
+    return Parts(
+        open_catalog(config.catalog_url),
+        open_blobs(config.blobs_url, sources=[peers]),
+        engine or HashEngine(),
+        ByteCodec(),
+        peer_blobs=peers,
+    )
 
 
 @dataclass(frozen=True)
