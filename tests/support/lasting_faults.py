@@ -13,7 +13,7 @@ WRITES = ("commit_step", "append", "begin_generation", "put_checkpoint", "acquir
 class LastingFaults:
     """Stands for a catalog. `before`: method and the error of every call, which then has no effect; `lost`: method and
     how many calls take effect and lose their answer; `gates`: method and what its calls wait for first, while they are
-    in `waiting`."""
+    in `waiting`. `watch` is told of each call, before it (False) and after its effect (True), and may keep it."""
 
     def __init__(self, inner: Catalog) -> None:
         self._inner = inner
@@ -21,6 +21,7 @@ class LastingFaults:
         self.lost: dict[str, int] = {}
         self.gates: dict[str, asyncio.Event] = {}
         self.waiting: set[str] = set()
+        self.watch: Callable[[str, bool], Awaitable[None]] | None = None
 
     @property
     def port(self) -> Catalog:
@@ -33,12 +34,16 @@ class LastingFaults:
             return target
 
         async def call(*args: Any, **kwargs: Any) -> Any:
+            if self.watch is not None:
+                await self.watch(name, False)
             if name in self.gates:
                 self.waiting.add(name)
                 await self.gates[name].wait()
             if name in self.before:
                 raise self.before[name]
             result = await cast(Callable[..., Awaitable[Any]], target)(*args, **kwargs)
+            if self.watch is not None:
+                await self.watch(name, True)
             if self.lost.get(name, 0) > 0:
                 self.lost[name] -= 1
                 raise StoreUnavailableError("catalog", "the answer was lost")

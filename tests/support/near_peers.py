@@ -29,6 +29,8 @@ class Street:
     late: dict[str, asyncio.Event] = field(default_factory=dict)
     before: dict[str, Callable[[], Awaitable[None]]] = field(default_factory=dict)
     after: dict[str, Callable[[], Awaitable[None]]] = field(default_factory=dict)
+    watch: Callable[[str, bool], Awaitable[None]] | None = None
+    """Told of each call, before it arrives (False) and after it was answered (True); may keep it."""
     tasks: set["asyncio.Task[object]"] = field(default_factory=set)
 
     def peers(self, address: str) -> "NearPeers":
@@ -57,6 +59,7 @@ class NearPeers:
             aclosing(there.follow(ask)) as reports,
             aclosing(self._while_reached(node.address, reports)) as reached,
         ):
+            await self._answered("follow")
             async for report in reached:
                 yield report
 
@@ -96,10 +99,14 @@ class NearPeers:
 
     async def _arrive(self, method: str) -> None:
         self.street.calls.append(method)
+        if self.street.watch is not None:
+            await self.street.watch(method, False)
         if method in self.street.before:
             await self.street.before.pop(method)()
 
     async def _answered(self, method: str) -> None:
+        if self.street.watch is not None:
+            await self.street.watch(method, True)
         if method in self.street.after:
             await self.street.after.pop(method)()
 
