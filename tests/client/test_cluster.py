@@ -121,6 +121,20 @@ async def test_standbys_are_kept_by_session_and_by_workflow(three: Nodes) -> Non
             await asyncio.sleep(0.05)
 
 
+async def test_draining_a_node_moves_what_it_has_and_streams_go_on(three: Nodes) -> None:
+    sessions = [await created(three, "a", name) for name in ("s", "t")]
+    async with Client(addresses(three)) as client:
+        streams = [client.sessions.open(session.name).generate(max_tokens=TOKENS) for session in sessions]
+        for stream in streams:
+            await begun(stream)
+        progress = await client.nodes.drain("a").result()
+        assert (progress.sessions_left, progress.sessions_moved, progress.sessions_parked) == (0, 2, 0)
+        assert (await client.nodes.get("a")).state == admin_pb2.Node.DRAINING
+        await finished(*streams)
+        assert [stream.reconnects for stream in streams] == [[], []]
+        assert (await client.nodes.undrain("a")).state == admin_pb2.Node.SERVING
+
+
 async def test_the_blocking_client_follows_a_session_as_well(three: Nodes) -> None:
     session = await created(three, "b")
 
