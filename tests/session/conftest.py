@@ -17,6 +17,14 @@ async def site(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[
 
 
 @pytest.fixture
+async def memory_site(tmp_path: Path) -> AsyncIterator[Site]:
+    """As `site`, in memory: where nothing depends on how the store keeps things."""
+    site = Site(tmp_path, "memory")
+    yield site
+    await site.close()
+
+
+@pytest.fixture
 async def disk(tmp_path: Path) -> AsyncIterator[Site]:
     """As `site`, on disk."""
     site = Site(tmp_path, "sqlite")

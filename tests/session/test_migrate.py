@@ -10,14 +10,16 @@ from forkpoint.errors import (
     SessionPausedError,
     SessionQuarantinedError,
     SessionRelocatingError,
+    StoreUnavailableError,
 )
+from forkpoint.ids import SessionName
 from forkpoint.move_errors import MigrationUnderwayError, MoveFailedError
 from forkpoint.server.engine.batch import Sample
 from forkpoint.server.session.api import MovePhase
 from forkpoint.server.session.live import Place
 from forkpoint.statestore.records import FinishReason, SessionState
 from tests.support.hash_engine import HashEngine, continuation
-from tests.support.moving import GREEDY, PROMPT, ends_well, expected, listen, move, nodes, owner_of, speaks
+from tests.support.moving import GREEDY, PROMPT, Hold, ends_well, expected, listen, move, nodes, owner_of, speaks
 from tests.support.session_site import Site, background, until
 
 
@@ -147,14 +149,8 @@ async def test_what_can_not_move_says_why_and_stays(site: Site) -> None:
     with pytest.raises(NotFoundError, match="nodes/nowhere"):
         [report async for report in first.node.migrate(well, "nowhere")]
     with pytest.raises(NotFoundError):
-        await move(first, await_name("never"), second)
+        await move(first, SessionName("w", "never"), second)
     await ends_well(site, well, PROMPT, first)
-
-
-def await_name(session: str):  # type: ignore[no-untyped-def]
-    from forkpoint.ids import SessionName
-
-    return SessionName("w", session)
 
 
 async def test_a_node_that_computes_other_bits_is_no_target(site: Site) -> None:
@@ -217,17 +213,6 @@ async def test_only_one_move_at_a_time_is_under_way(site: Site) -> None:
     hold.go_on.set()
     await one
     await ends_well(site, name, PROMPT, second)
-
-
-class Hold:
-    """A call waits here until the test lets it go on."""
-
-    def __init__(self) -> None:
-        self.reached, self.go_on = asyncio.Event(), asyncio.Event()
-
-    async def __call__(self) -> None:
-        self.reached.set()
-        await self.go_on.wait()
 
 
 async def test_a_move_whose_caller_goes_away_is_cancelled(site: Site) -> None:
@@ -330,8 +315,6 @@ async def test_a_store_that_is_away_during_the_cut_over_leaves_one_owner(site: S
     name = await speaks(first)
     stream = listen(site, name, 200)
     await until(lambda: len(stream.tokens) > 3)
-    from forkpoint.errors import StoreUnavailableError
-
     away = StoreUnavailableError("catalog", "it is away")
     node = first if place == "source" else second
     methods = ("end_migration", "cut_over", "open_generation", "get_session", "commit_step")

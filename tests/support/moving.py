@@ -50,6 +50,17 @@ async def move(source: Running, name: SessionName, target: Running | None = None
         return [report async for report in source.node.migrate(name, node)]
 
 
+class Hold:
+    """A call waits here until the test lets it go on."""
+
+    def __init__(self) -> None:
+        self.reached, self.go_on = asyncio.Event(), asyncio.Event()
+
+    async def __call__(self) -> None:
+        self.reached.set()
+        await self.go_on.wait()
+
+
 class Listener:
     """Reads one generation to its end, wherever it runs: as a client behind forwarding nodes does."""
 
