@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -13,6 +14,8 @@ from forkpoint.cli.main import main
 from forkpoint.proto.forkpoint.v1 import admin_pb2, session_pb2, workflow_pb2
 from forkpoint.proto.forkpoint.v1 import session_service_pb2 as pb
 from tests.support.fake_node import FakeNode, Refused, fake_node
+from tests.support.rpc_nodes import nodes
+from tests.support.rpc_site import Served
 
 NAME = "workflows/w/sessions/s"
 SESSION = session_pb2.Session(name=NAME, state=session_pb2.Session.GENERATING, head=1234, node="nodes/b", standbys=1)
@@ -35,8 +38,8 @@ NODES = [
 def run(capsys: pytest.CaptureFixture[str]) -> Run:
     """Runs a command against a node; returns its exit status, stdout and stderr."""
 
-    async def command(fake: FakeNode, *arguments: str) -> tuple[int, str, str]:
-        status = await asyncio.to_thread(main, [*arguments, "--address", fake.address])
+    async def command(to: FakeNode | Served, *arguments: str) -> tuple[int, str, str]:
+        status = await asyncio.to_thread(main, [*arguments, "--address", to.address])
         out, err = capsys.readouterr()
         return status, out, err
 
@@ -210,3 +213,24 @@ async def test_standbys_are_asked_for_and_shown_and_a_session_is_released(run: R
         for verb in ("session", "workflow"):
             status, _, err = await run(fake, verb, "update", "w/s" if verb == "session" else "w")
             assert (status, err.startswith("error: INVALID_FIELD: ")) == (1, True)
+
+
+async def test_the_commands_do_what_they_say_to_real_nodes(run: Run, tmp_path: Path) -> None:
+    async with asyncio.timeout(120), nodes(tmp_path, "ab") as two:
+        a, b = two.by_name["a"], two.by_name["b"]
+        parent = await a.session(text="hello")
+        (child,) = await parent.fork(session_ids=["t"])
+        await child.append(text="!")
+        assert [n["state"] for n in json.loads((await run(b, "node", "list", "--json"))[1])] == ["SERVING"] * 2
+        status, out, _ = await run(b, "migrate", "w/s", "--to", "b")
+        assert (status, out.splitlines()[-1].partition(",")[0]) == (0, "w/s: on b")
+        tree = (await run(a, "session", "tree", "w", "--cluster"))[1].splitlines()
+        assert tree == ["w/s  ACTIVE, 5 tokens, on b", "└── w/t  ACTIVE, 6 tokens, from 5, on a"]
+        status, out, _ = await run(a, "node", "drain", "b")
+        assert (status, out.splitlines()[-1]) == (0, "1 moved, 0 parked, 0 left")
+        assert (await run(b, "session", "tree", "w", "--cluster"))[1].splitlines()[0].endswith("on a")
+        assert "DRAINING" in (await run(a, "node", "list"))[1]
+        assert json.loads((await run(a, "node", "undrain", "b", "--json"))[1])["state"] == "SERVING"
+        assert (await run(a, "node", "rebalance", "--dry-run"))[0] == 0
+        assert "error: NOT_FOUND: nodes/nobody" in (await run(a, "migrate", "w/s", "--to", "nobody"))[2]
+        assert (await run(a, "session", "release", "w/s"))[0] == 1
