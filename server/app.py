@@ -173,6 +173,7 @@ async def serving(config: ServerConfig, parts: Parts | None = None) -> AsyncIter
             checkpoint_every_tokens=config.checkpoint_every,
             checkpoint_on_turn_end=config.checkpoint_on_turn_end,
             prefill_chunk_tokens=config.prefill_chunk,
+            stall_seconds=config.stall_seconds,
             end_ids=parts.end_ids,
             retention=RetentionPolicy(config.keep_last, config.ladder_step),
             gc_interval_seconds=config.gc_interval_seconds,
@@ -206,7 +207,7 @@ async def serving(config: ServerConfig, parts: Parts | None = None) -> AsyncIter
             checkpoint_every=config.checkpoint_every,
         )
         local = [tier.blobs for tier in tiers_of(parts.blobs) if not tier.blobs.survives_node]
-        rpc.attach(node, served, parts.clock, local)
+        rpc.attach(node, served, parts.clock, channels, local)
         token_bytes = parts.codec.token_bytes
         rpc.forward(Forwarder(channels, node.members, config.node, options.address, parts.clock, token_bytes))
         await node.start()

@@ -5,18 +5,19 @@ from contextlib import aclosing
 from typing import Any, Final
 
 from forkpoint.clock import Clock
-from forkpoint.errors import InvalidFieldError, NotFoundError
+from forkpoint.errors import InvalidFieldError, NotFoundError, SessionRelocatingError
 from forkpoint.ids import SessionName, check_id
 from forkpoint.proto.forkpoint.v1 import admin_pb2 as pb
 from forkpoint.proto.forkpoint.v1.admin_pb2_grpc import AdminServiceServicer
 from forkpoint.proto.forkpoint.v1.session_pb2 import Session
 from forkpoint.server.rpc import responses
-from forkpoint.server.rpc.errors import MethodNotImplementedError
 from forkpoint.server.rpc.identity import request_key
+from forkpoint.server.rpc.moves import Moves, planned
 from forkpoint.server.rpc.paging import cut_page, page_size, page_start
 from forkpoint.server.rpc.served import Served
 from forkpoint.server.rpc.stream import closed_after
-from forkpoint.server.session.api import SessionNode
+from forkpoint.server.session.api import NodeView, SessionNode
+from forkpoint.server.session.placement import NodeState
 
 PROGRESS_SECONDS: Final = 0.5
 """How often a collection under way is told about."""
@@ -25,7 +26,8 @@ PROGRESS_SECONDS: Final = 0.5
 class Admin(AdminServiceServicer):
     """Reads nodes, moves sessions, collects garbage."""
 
-    def __init__(self, node: SessionNode, served: Served, clock: Clock) -> None:
+    def __init__(self, node: SessionNode, served: Served, clock: Clock, moves: Moves) -> None:
+        self._moves = moves
         self._node = node
         self._served = served
         self._clock = clock
@@ -42,11 +44,7 @@ class Admin(AdminServiceServicer):
         return pb.ListNodesResponse(nodes=page, next_page_token=token)
 
     async def GetNode(self, request: pb.GetNodeRequest, context: Any) -> pb.Node:
-        node = node_id(request.name, "name")
-        for view in reversed(await self._node.list_nodes()):
-            if view.row.node == node:
-                return responses.node(view)
-        raise NotFoundError(request.name)
+        return responses.node(await self._newest(request.name))
 
     async def WatchNodes(self, request: pb.WatchNodesRequest, context: Any) -> AsyncIterator[pb.NodeEvent]:
         async with closed_after(self._node.watch_nodes()) as events:
@@ -61,11 +59,30 @@ class Admin(AdminServiceServicer):
             async for report in reports:
                 yield responses.move(report, self._served)
 
-    def DrainNode(self, request: pb.DrainNodeRequest, context: Any) -> AsyncIterator[pb.DrainProgress]:
-        raise MethodNotImplementedError("AdminService.DrainNode")
+    async def DrainNode(self, request: pb.DrainNodeRequest, context: Any) -> AsyncIterator[pb.DrainProgress]:
+        await self._be(request.name)
+        async with closed_after(self._node.drain()) as reports:
+            async for report in reports:
+                yield pb.DrainProgress(
+                    sessions_left=report.left, sessions_moved=report.moved, sessions_parked=report.parked
+                )
 
     async def UndrainNode(self, request: pb.UndrainNodeRequest, context: Any) -> pb.Node:
-        raise MethodNotImplementedError("AdminService.UndrainNode")
+        await self._be(request.name)
+        await self._node.undrain()
+        return responses.node(await self._newest(request.name))
+
+    async def Rebalance(self, request: pb.RebalanceRequest, context: Any) -> AsyncIterator[pb.RebalanceProgress]:
+        if request.moves_max < 0:
+            raise InvalidFieldError("moves_max", f"{request.moves_max} is no number of moves")
+        moves = await self._node.plan_rebalance(request.moves_max)
+        if request.dry_run:
+            for move in moves:
+                yield planned(move)
+            return
+        async with closed_after(self._moves.run(moves)) as events:
+            async for event in events:
+                yield event
 
     async def CollectGarbage(self, request: pb.CollectGarbageRequest, context: Any) -> AsyncIterator[pb.GcProgress]:
         told = self._clock.monotonic()
@@ -80,6 +97,24 @@ class Admin(AdminServiceServicer):
         name = SessionName.parse(request.name)
         view = await self._node.release_quarantine(name, request_key(request, name.workflow, request.request_id))
         return responses.session(view, self._served)
+
+    async def _newest(self, name: str) -> NodeView:
+        """The newest incarnation of the node `nodes/N`."""
+        node = node_id(name, "name")
+        for view in reversed(await self._node.list_nodes()):
+            if view.row.node == node:
+                return view
+        raise NotFoundError(name)
+
+    async def _be(self, name: str) -> None:
+        """Raises SessionRelocatingError, with the address, when the call is for another node: there it is sent on to;
+        NotFoundError when that one is dead."""
+        view = await self._newest(name)
+        if view.row.incarnation == self._node.incarnation:
+            return
+        if view.state is NodeState.DEAD:
+            raise NotFoundError(name, "is dead")
+        raise SessionRelocatingError(name, view.row.node, view.row.address)
 
 
 def node_id(name: str, field: str) -> str:

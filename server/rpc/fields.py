@@ -109,6 +109,9 @@ HONOURED: Final[dict[str, frozenset[str]]] = {
         "WatchNodesRequest": "",
         "ReleaseQuarantineRequest": "name request_id",
         "MigrateSessionRequest": "name target_node",
+        "DrainNodeRequest": "name",
+        "UndrainNodeRequest": "name",
+        "RebalanceRequest": "moves_max dry_run",
         "CollectGarbageRequest": "dry_run",
         # other nodes
         "forkpoint.internal.v1.FollowRequest": "name epoch owner_address migration owner",

@@ -34,6 +34,7 @@ HERE: Final = frozenset(
         *(f"{_WORKFLOWS}{name}" for name in ("ListWorkflows", "GetBudget", "UpdateBudget")),
         *(f"{_WORKFLOWS}{name}" for name in ("GetUsage", "ListSessionUsage")),
         *(f"{_ADMIN}{name}" for name in ("ListNodes", "GetNode", "WatchNodes", "CollectGarbage", "ReleaseQuarantine")),
+        f"{_ADMIN}Rebalance",
     ]
 )
 """What every node answers from the store. Whatever else there is may be another node's: the one that owns the session,

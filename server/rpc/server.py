@@ -22,9 +22,11 @@ from forkpoint.proto.forkpoint.v1 import (
 from forkpoint.server.rpc import health
 from forkpoint.server.rpc.admin import Admin
 from forkpoint.server.rpc.blobs import BlobDesk, NodeTier
+from forkpoint.server.rpc.channels import Channels
 from forkpoint.server.rpc.checkpoints import Checkpoints
 from forkpoint.server.rpc.forward import Forwarder
 from forkpoint.server.rpc.guard import Guard
+from forkpoint.server.rpc.moves import Moves
 from forkpoint.server.rpc.peer import Peer
 from forkpoint.server.rpc.served import Served
 from forkpoint.server.rpc.sessions import Sessions
@@ -76,13 +78,15 @@ class RpcServer:
             raise OSError(f"can't listen on {address}")
         return port
 
-    def attach(self, node: SessionNode, served: Served, clock: Clock, tiers: Sequence[NodeTier] = ()) -> None:
-        """Add the services. `tiers`: the blobs that other nodes can have of this one alone."""
+    def attach(
+        self, node: SessionNode, served: Served, clock: Clock, channels: Channels, tiers: Sequence[NodeTier] = ()
+    ) -> None:
+        """Add the services. `channels`: to other nodes; `tiers`: the blobs that these can have of this one alone."""
         server = self._server
         session_service_pb2_grpc.add_SessionServiceServicer_to_server(Sessions(node, served, clock), server)
         checkpoint_pb2_grpc.add_CheckpointServiceServicer_to_server(Checkpoints(node, clock), server)
         workflow_pb2_grpc.add_WorkflowServiceServicer_to_server(Workflows(node, clock), server)
-        admin_pb2_grpc.add_AdminServiceServicer_to_server(Admin(node, served, clock), server)
+        admin_pb2_grpc.add_AdminServiceServicer_to_server(Admin(node, served, clock, Moves(node, channels)), server)
         peer_pb2_grpc.add_PeerServiceServicer_to_server(Peer(BlobDesk(tiers), node), server)
         self.health.fit = lambda: not node.stalled
         server.add_generic_rpc_handlers((self.health.handler(),))

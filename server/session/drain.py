@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
-from forkpoint.errors import ForkpointError, NodeDrainingError
+from forkpoint.errors import ForkpointError, UnavailableError
 from forkpoint.ids import SessionName
 from forkpoint.server.session.api import DrainReport
 from forkpoint.server.session.changes import Signal
@@ -57,9 +57,8 @@ class Parker:
         self._checkpointer = checkpointer
 
     async def park(self, live: LiveSession) -> None:
-        """Checkpoint it, take it off the engine, release it. Calls are taken until just before it is released, and are
-        refused with NodeDrainingError from then on; nothing that was acknowledged is lost. Raises what the store
-        raises, and why the session left meanwhile."""
+        """Checkpoint it, take it off the engine, release it. Calls are taken until just before it is released; nothing
+        that was acknowledged is lost. Raises what the store raises, and why the session left meanwhile."""
         while not await self._let_go(live):
             await self._claims.confirmed(live)
             while live.writer:
@@ -89,7 +88,8 @@ class Parker:
             if live.suspect or live.writer:
                 return False
             del self._core.lives[live.name]
-            live.leave(NodeDrainingError(self._core.options.node))
+            # No NodeDrainingError: another node may have it in a moment, and calls are sent there from here.
+            live.leave(UnavailableError(f"{live.name} was given up by a node that is drained; call again"))
             return True
         finally:
             live.held = False

@@ -7,7 +7,7 @@ import contextlib
 import random
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import grpc
 import pytest
@@ -24,6 +24,7 @@ from forkpoint.server.rpc.guard import Guard
 from forkpoint.server.rpc.peer import Peer
 from forkpoint.server.rpc.peerblobs import PeerBlobs
 from forkpoint.server.rpc.stream import Drain
+from forkpoint.server.session.api import SessionNode
 from forkpoint.statestore.codec import digest_of, encode
 from forkpoint.statestore.memory.blobs import MemoryBlobs
 from forkpoint.statestore.records import NodeRow
@@ -37,13 +38,14 @@ RAW = bytes(range(256)) * 4
 DIGEST, FRAME = digest_of(RAW), encode(RAW)
 LARGE = random.Random(5).randbytes(5 * PEER_FRAME_BYTES_MAX // 2)
 """Three pieces, as it does not compress."""
+NO_SESSIONS = cast(SessionNode, object())
 
 
 class Rude(Peer):
     """A peer that says it has everything and answers a fetch as `answer` does."""
 
     def __init__(self, answer: Callable[[bytes], AsyncIterator[pb.BlobFrame]]) -> None:
-        super().__init__(BlobDesk([]))
+        super().__init__(BlobDesk([]), NO_SESSIONS)
         self._answer = answer
 
     async def HasBlobs(self, request: pb.HasBlobsRequest, context: Any) -> pb.HasBlobsResponse:
@@ -87,7 +89,7 @@ class Neighbours:
     async def holding(self, *tiers: NodeTier) -> BlobDesk:
         """A node with these tiers."""
         desk = BlobDesk(tiers)
-        await self.add(Peer(desk))
+        await self.add(Peer(desk, NO_SESSIONS))
         return desk
 
     @asynccontextmanager
