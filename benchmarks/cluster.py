@@ -16,9 +16,11 @@ from typing import Final
 
 from benchmarks.store.places import ALWAYS, server
 from forkpoint.client.client import Client
+from forkpoint.client.errors import RemoteError
 from forkpoint.client.generation import Generation
 from forkpoint.client.session import Session
 from forkpoint.config import ENVIRONMENT_PREFIX, load_config
+from forkpoint.ids import new_id
 from forkpoint.model.tiny.data import make_document
 
 READY_SECONDS: Final = 120.0
@@ -90,19 +92,26 @@ async def nodes(
 class TimedStream:
     """Generations of one session, one after the other, and when their tokens came. Used from one task."""
 
-    open: Callable[[], Generation]
+    open: Callable[[str, int | None], Generation]
+    """Makes or attaches to the generation of a request id, from a position on."""
     times: list[float] = field(default_factory=list)
     """Seconds of a monotonic clock, one a token."""
     came: asyncio.Event = field(default_factory=asyncio.Event)
-    generation: Generation | None = None
 
     async def read(self) -> None:
-        """Until it is cancelled: a model may say that it is done, and is asked again."""
+        """Until it is cancelled: a model may say that it is done, and is asked again; a stream that is refused (its
+        session is paused) is attached to again."""
+        request_id, position = new_id("r"), None
         while True:
-            self.generation = self.open()
-            async for chunk in self.generation:
-                self.times += [time.perf_counter()] * len(chunk.token_ids)
-                self.came.set()
+            generation = self.open(request_id, position)
+            try:
+                async for chunk in generation:
+                    self.times += [time.perf_counter()] * len(chunk.token_ids)
+                    self.came.set()
+                request_id, position = new_id("r"), None
+            except RemoteError:
+                position = generation.position
+                await asyncio.sleep(POLL_SECONDS)
 
     async def reach(self, count: int) -> None:
         """Wait until so many tokens came."""

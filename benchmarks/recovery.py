@@ -17,6 +17,8 @@ from benchmarks.cluster import NodeProcess, TimedStream, grown, nodes
 from benchmarks.record import Measurement, write
 from benchmarks.store.places import percentile
 from forkpoint.client.client import Client
+from forkpoint.client.generation import Generation
+from forkpoint.client.session import Session
 from forkpoint.limits import LEASE_TTL_SECONDS
 
 SESSIONS: Final = (1, 4, 16, 48)
@@ -39,10 +41,7 @@ async def one(first: NodeProcess, second: NodeProcess, sessions: int, far: bool,
         parent = await grown(client, "parent", PROMPT, EVERY, workflow)
         names = [f"s{number}" for number in range(sessions)]
         forked = [session for name in names for session in await parent.fork(session_ids=[name])]
-        streams = [
-            TimedStream(partial(session.generate, text=f"# {number}\n", max_tokens=4096, temperature=1.0, seed=number))
-            for number, session in enumerate(forked)
-        ]
+        streams = [TimedStream(partial(generation, session, number)) for number, session in enumerate(forked)]
         readers = [group.create_task(stream.read()) for stream in streams]
         for stream in streams:
             await stream.reach(WARM_TOKENS)
@@ -57,6 +56,18 @@ async def one(first: NodeProcess, second: NodeProcess, sessions: int, far: bool,
         for session in forked:
             await session.cancel_generation()
     return [resumed(stream.times, killed) - killed for stream in streams]
+
+
+def generation(session: Session, seed: int, request_id: str, position: int | None) -> Generation:
+    """A stream that is long enough."""
+    return session.generate(
+        text=f"# {seed}\n",
+        max_tokens=4096,
+        temperature=1.0,
+        seed=seed,
+        request_id=request_id,
+        resume_position=position,
+    )
 
 
 def resumed(times: list[float], killed: float) -> float:

@@ -1,14 +1,16 @@
 """A session's whole life as its client plans it: appends, streams and forks, the same whoever serves it."""
 
 import random
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, TypeVar
 
 from forkpoint.client.client import Client
+from forkpoint.client.errors import RemoteError
 from forkpoint.client.session import Session
 from tests.support.talkers import Talker, insist
 
+T = TypeVar("T")
 WORKFLOW: Final = "chaos"
 EVERY_TOKENS: Final = 64
 """Tokens between checkpoints."""
@@ -44,6 +46,8 @@ class Chatter(Talker):
     """A talker with a plan. Its children say one thing each."""
 
     turns_planned: tuple[Turn, ...] = ()
+    quarantines: int = 0
+    """How often it lost too many owners, without a token of progress, and was released."""
     shown: Callable[[int], None] = lambda count: None
     """Told of every token that its streams showed."""
 
@@ -60,15 +64,41 @@ class Chatter(Talker):
             await self._take(turn)
             self.turns += 1
 
+    async def _generate(self, request_id: str, max_tokens: int, hot: bool) -> None:
+        """As Talker's; a session that lost three owners in a row is let out of its quarantine."""
+        while True:
+            try:
+                return await super()._generate(request_id, max_tokens, hot)
+            except RemoteError as error:
+                await self._release(error)
+
+    async def _insist(self, call: Callable[[], Awaitable[T]]) -> T:
+        while True:
+            try:
+                return await insist(call)
+            except RemoteError as error:
+                await self._release(error)
+
+    async def _release(self, error: RemoteError) -> None:
+        """Raises the error when it is another one."""
+        if error.reason != "SESSION_QUARANTINED":
+            raise error
+        self.quarantines += 1
+        try:
+            await insist(self.session.release_quarantine)
+        except RemoteError as refused:
+            if refused.code != "FAILED_PRECONDITION":  # it is out already
+                raise
+
     async def _take(self, turn: Turn) -> None:
         number, name = self.turns, self.short
-        added = await insist(lambda: self.session.append(text=turn.text, request_id=f"{name}-{number}-append"))
+        added = await self._insist(lambda: self.session.append(text=turn.text, request_id=f"{name}-{number}-append"))
         self.saw(added.start, list(added.token_ids))
         await self._generate(f"{name}-{number}-generate", turn.tokens, turn.hot)
         ids = [f"{name}-{number}-{child}" for child in range(len(turn.children))]
         if not ids:
             return
-        forked = await insist(lambda: self.session.fork(session_ids=ids, request_id=f"{name}-{number}-fork"))
+        forked = await self._insist(lambda: self.session.fork(session_ids=ids, request_id=f"{name}-{number}-fork"))
         for session, tokens in zip(forked, turn.children, strict=True):
             child = Chatter(session, shown=self.shown)
             await child._generate(f"{child.short}-generate", tokens, True)

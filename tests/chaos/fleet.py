@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+from tests.chaos.gate import Gate
 from tests.chaos.knobs import Knobs
 from tests.chaos.network import Network
 from tests.chaos.order import NO_STORE, Order
@@ -89,6 +90,8 @@ class Seat:
     step_pause_ms: float = 0.0
     far: bool = False
     """Whether its lock can't be seen by others, as on another machine: only its lease tells that it is dead."""
+    gated: bool = False
+    """Whether it can be made to wait at the steps of a move."""
     lives: int = 0
     statuses: list[int] = field(default_factory=list)
     """Of the lives that SIGTERM ended."""
@@ -100,6 +103,7 @@ class Seat:
     def __post_init__(self) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
         self.knobs = Knobs(self.folder / "knobs")
+        self.gate = Gate(self.folder / "gate")
         self.log = self.folder / "log"
 
     @property
@@ -116,7 +120,7 @@ class Seat:
         assert self.running
         return self._pid
 
-    def order(self, fault: str = "") -> Order:
+    def order(self) -> Order:
         """What starts it."""
         host, _, port = self.address.rpartition(":")
         flags: dict[str, str | int] = {
@@ -133,14 +137,14 @@ class Seat:
             engine=self.engine,
             step_pause_ms=self.step_pause_ms,
             netns=self.network.netns(self.name),
-            fault=fault,
+            gate=str(self.folder / "gate") if self.gated else "",
         )
 
-    async def start(self, fault: str = "") -> None:
+    async def start(self) -> None:
         """Start it and wait until it serves; again and again while it has no store. Raises NodeFailedError."""
         try:
             async with asyncio.timeout(READY_SECONDS):
-                while not await self._serves(fault):
+                while not await self._serves():
                     continue
         except TimeoutError:
             raise NodeFailedError(f"{self.name} does not serve:\n{self.log_tail()}") from None
@@ -148,11 +152,11 @@ class Seat:
             for lock in (self.folder / "data" / "locks").glob("*"):
                 lock.unlink(missing_ok=True)
 
-    async def _serves(self, fault: str) -> bool:
+    async def _serves(self) -> bool:
         """Whether a new process does, False when it has no store."""
         ready = self.folder / "ready"
         ready.unlink(missing_ok=True)
-        self._pid, self._end = await self.zygote.fork(self.order(fault))
+        self._pid, self._end = await self.zygote.fork(self.order())
         self.lives += 1
         while not ready.exists():
             if self._end.done():

@@ -4,6 +4,7 @@ the right to make them, the loopback interface, which can't be cut."""
 import os
 import subprocess
 from collections.abc import Iterable, Sequence
+from itertools import count
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -18,6 +19,9 @@ NOBODY: Final = "02:00:00:00:00:01"
 """A hardware address that no machine has: frames for it are lost without a word."""
 SUBNET: Final = "198.18"
 """For tests of networks (RFC 2544)."""
+
+
+_NUMBERS: Final = count()
 
 
 class Network(Protocol):
@@ -93,8 +97,9 @@ class Namespaces:
 
     def __init__(self, machines: Sequence[str]) -> None:
         """Raises OSError without the right, or without `ip`."""
-        self._tag = f"{os.getpid() % 1_000_000}"
-        self._net = f"{SUBNET}.{os.getpid() % 250 + 1}"
+        number = next(_NUMBERS)
+        self._tag = f"{os.getpid() % 100_000}n{number}"
+        self._net = f"{SUBNET}.{(os.getpid() + 83 * number) % 250 + 1}"
         self._bridge = f"fpb{self._tag}"
         self._numbers = {machine: 11 + index for index, machine in enumerate(machines)}
         self._store_at: str | None = None

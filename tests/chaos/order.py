@@ -28,8 +28,8 @@ class Order:
     """What a step of the hash engine takes at least."""
     netns: str = ""
     """Network namespace that it lives in; "": the driver's."""
-    fault: str = ""
-    """Where it kills somebody (tests/chaos/faults.py); "": nowhere."""
+    gate: str = ""
+    """File of the steps at which it may have to wait (tests/chaos/steps.py); "": it never has to."""
 
     def line(self) -> bytes:
         """As it is sent."""

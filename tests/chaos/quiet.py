@@ -55,6 +55,7 @@ class Judge:
             self.counts["tokens"] += len(log[0])
             self.counts["positions shown"] += len(one.seen)
             self.counts["streams opened again"] += one.reconnects
+            self.counts["quarantines"] += one.quarantines
             if missing := [p for p, token in one.seen.items() if p >= len(log[0]) or log[0][p] != token]:
                 self.lost.append(f"{one.short}: positions {missing[:5]} were shown, the log of {len(log[0])} differs")
             if one.short in twins and log != await twins[one.short].log():

@@ -14,8 +14,10 @@ from forkpoint.server.engine.open import open_engine
 from forkpoint.server.main import log_json, serve_until_signal
 from forkpoint.server.session.ports import TextCodec
 from forkpoint.statestore.open import open_blobs, open_catalog
+from tests.chaos.gate import Gate
 from tests.chaos.knobs import KnobClock, Knobs, SlowBlobs
 from tests.chaos.order import LEAKED, NO_STORE, Order
+from tests.chaos.steps import SteppedCatalog, step_peers
 from tests.support.hash_engine import ByteCodec, HashEngine
 
 CONTEXT_LIMIT: Final = 1 << 16
@@ -44,8 +46,13 @@ def parts_of(config: ServerConfig, order: Order, knobs: Knobs | None) -> Parts:
     blobs = open_blobs(config.blobs_url, config.namespace)
     engine, codec, end_ids = _engine(config, order)
     shared = not config.catalog_url.startswith("memory:")
+    catalog = open_catalog(config.catalog_url, clock)
+    if order.gate:
+        gate = Gate(Path(order.gate))
+        catalog = SteppedCatalog(catalog, gate).port
+        step_peers(gate)
     return Parts(
-        catalog=open_catalog(config.catalog_url, clock),
+        catalog=catalog,
         blobs=blobs if knobs is None else SlowBlobs(blobs, knobs),
         engine=engine,
         codec=codec,

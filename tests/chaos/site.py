@@ -28,7 +28,7 @@ class Site:
 
     async def __aenter__(self) -> "Site":
         async with AsyncExitStack() as stack:
-            self.network = network(self.names, SERVERS)
+            self.network = network(self.names, SERVERS) if self.settings.apart else Loopback(self.names)
             stack.callback(self.network.close)
             stack.push_async_callback(self.zygote.close)
             await self.zygote.start()
@@ -53,6 +53,10 @@ class Site:
     def blobs_url(self) -> str:
         """Where their blobs are."""
         return f"file://{self.folder / 'blobs'}"
+
+    def seat(self, name: str) -> Seat:
+        """The node of that name, given as `nodes/{n}` too."""
+        return self.seats[self.names.index(name.removeprefix("nodes/"))]
 
     async def quiet(self) -> Seat:
         """A server beside all that."""
@@ -83,7 +87,8 @@ class Site:
             {**self._sizes(), **stores},
             self.settings.engine,
             self.settings.step_pause_ms,
-            far=name == self.names[-1],
+            far=self.settings.far and name == self.names[-1],
+            gated=self.settings.gated,
         )
 
     def _sizes(self) -> dict[str, str | int]:

@@ -10,6 +10,7 @@ from forkpoint.client.client import Client
 from forkpoint.statestore.logrecord import LogRecord, encode_record
 from forkpoint.statestore.records import Kind
 from tests.chaos.chatter import Story, open_workflow, plan
+from tests.chaos.moving import VICTIMS, cases, diagonal, play_beside
 from tests.chaos.nemesis import SUDDEN, deeds, killers
 from tests.chaos.quiet import Judge
 from tests.chaos.records import records_in, stale_records
@@ -27,6 +28,14 @@ async def test_three_nodes_over_redis_keep_every_promise_whatever_goes_wrong(tmp
     assert verdict.sound, verdict.line(SHORT)
     assert verdict.counts["sessions"] >= 50, verdict.counts
     assert verdict.deeds.get("kill", 0) > 0 and verdict.counts["streams opened again"] > 0, verdict.deeds
+
+
+async def test_a_move_may_lose_anybody_at_every_step(tmp_path: Path) -> None:
+    """Every step with one victim; `python -m tests.chaos.moving` has every step with every victim."""
+    chosen = diagonal()
+    assert {(case.side, case.step) for case in chosen} == {(case.side, case.step) for case in cases()}
+    assert {case.victim for case in chosen} == set(VICTIMS) and len(chosen) * len(VICTIMS) == len(cases())
+    assert await play_beside(chosen, tmp_path, sites=2) == []
 
 
 async def test_what_a_client_was_shown_and_the_log_lacks_is_found(tmp_path: Path) -> None:

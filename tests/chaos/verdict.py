@@ -27,6 +27,12 @@ class Settings:
     engine: str = "hash"
     step_pause_ms: float = 20.0
     slots: int = 24
+    apart: bool = True
+    """Whether machines are apart, where that can be (network.py)."""
+    far: bool = True
+    """Whether the last node is as on another host: only its lease tells whether it lives."""
+    gated: bool = False
+    """Whether nodes can be made to wait at the steps of a move."""
     evils: str = "all"
     """`all`, or `kills`: nothing but the killers'."""
     killers: int = 1
