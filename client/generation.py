@@ -6,7 +6,7 @@ import grpc
 from google.protobuf.message import Message
 
 from forkpoint.client.errors import PositionGapError, RemoteError
-from forkpoint.client.resume import Patience, resumed
+from forkpoint.client.resume import Messages, Patience, resumed
 from forkpoint.client.wire import Connection, Wire
 from forkpoint.proto.forkpoint.v1 import session_service_pb2 as pb
 
@@ -15,7 +15,8 @@ class Generation(AsyncIterator[pb.TokenChunk]):
     """Iterate over it for chunks of tokens, or await `result()`.
 
     Each position comes exactly once, in order, however often the connection broke; anything else is PositionGapError.
-    Leaving the iteration (or `detach`) leaves the generation running, unless it was asked to cancel on disconnect.
+    Leaving the iteration (or `detach`) leaves the generation running, unless it was asked to cancel on disconnect. A
+    wait that was cancelled, by a timeout say, has lost nothing: iterate on.
     """
 
     def __init__(self, wire: Wire, request: pb.GenerateRequest, patience: Patience) -> None:
@@ -31,7 +32,7 @@ class Generation(AsyncIterator[pb.TokenChunk]):
         self.reconnects: list[RemoteError] = []
         """Why the stream was opened again, once for each time."""
         self._text = bytearray()
-        self._messages = resumed(wire, self._open, request.name, patience, self.reconnects.append)
+        self._messages = Messages(lambda: resumed(wire, self._open, request.name, patience, self.reconnects.append))
 
     @property
     def text(self) -> bytes:
@@ -44,7 +45,7 @@ class Generation(AsyncIterator[pb.TokenChunk]):
     async def __anext__(self) -> pb.TokenChunk:
         if self.finished is not None:
             raise StopAsyncIteration
-        async for message in self._messages:
+        while (message := await self._messages.next()) is not None:
             match message.WhichOneof("event"):
                 case "started":
                     if self.started is None:
@@ -66,8 +67,8 @@ class Generation(AsyncIterator[pb.TokenChunk]):
         return self
 
     async def detach(self) -> None:
-        """Close the stream. Idempotent."""
-        await self._messages.aclose()
+        """Close the stream; iterating on opens it again. Idempotent."""
+        await self._messages.close()
 
     def _take(self, chunk: pb.TokenChunk) -> None:
         expected = chunk.start if self.position is None else self.position
@@ -97,7 +98,7 @@ class TokenReader(AsyncIterator[pb.TokenChunk]):
         self.reconnects: list[RemoteError] = []
         self._text = bytearray()
         quiet = Patience(patience.total_s, None, patience.clock)
-        self._messages = resumed(wire, self._open, request.name, quiet, self.reconnects.append)
+        self._messages = Messages(lambda: resumed(wire, self._open, request.name, quiet, self.reconnects.append))
 
     @property
     def text(self) -> bytes:
@@ -108,7 +109,9 @@ class TokenReader(AsyncIterator[pb.TokenChunk]):
         return self
 
     async def __anext__(self) -> pb.TokenChunk:
-        chunk = await anext(self._messages)
+        chunk = await self._messages.next()
+        if chunk is None:
+            raise StopAsyncIteration
         if chunk.start != self.position:
             raise PositionGapError(self.position, chunk.start)
         self.position += len(chunk.token_ids)
@@ -123,8 +126,8 @@ class TokenReader(AsyncIterator[pb.TokenChunk]):
         return self
 
     async def detach(self) -> None:
-        """Close the stream. Idempotent."""
-        await self._messages.aclose()
+        """Close the stream; iterating on opens it again. Idempotent."""
+        await self._messages.close()
 
     def _open(self, connection: Connection) -> "grpc.aio.UnaryStreamCall[Message, pb.TokenChunk]":
         request = pb.ReadTokensRequest()

@@ -5,7 +5,7 @@ from __future__ import annotations  # grpc's classes are generic in their stubs 
 import asyncio
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, field
-from typing import Final, TypeVar, cast
+from typing import Final, Generic, TypeVar, cast
 
 import grpc
 from google.protobuf.message import Message
@@ -73,6 +73,34 @@ async def resumed(
         moved = wire.follow(error, route, connection)
         await asyncio.sleep(min(backoff, error.retry_after_s or backoff) if moved else backoff)
         backoff = min(2 * backoff, BACKOFF_MOST_SECONDS)
+
+
+class Messages(Generic[M]):
+    """The messages of a stream whose reader may stop waiting, or leave, and come back. `start` makes an iterator of
+    those that are missing, such as `resumed`."""
+
+    def __init__(self, start: Callable[[], AsyncGenerator[M, None]]) -> None:
+        self._start = start
+        self._messages: AsyncGenerator[M, None] | None = None
+
+    async def next(self) -> M | None:
+        """The next message, None when the server has ended the stream. After a failure, a cancelled wait or `close` it
+        starts anew."""
+        if self._messages is None:
+            self._messages = self._start()
+        try:
+            return await anext(self._messages)
+        except StopAsyncIteration:
+            return None
+        except BaseException:
+            self._messages = None
+            raise
+
+    async def close(self) -> None:
+        """Close the stream. Idempotent."""
+        messages, self._messages = self._messages, None
+        if messages is not None:
+            await messages.aclose()
 
 
 async def _read(wire: Wire, call: grpc.aio.UnaryStreamCall[Message, M], idle_s: float | None) -> M | None:

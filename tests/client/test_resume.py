@@ -176,6 +176,30 @@ async def test_a_stream_that_says_nothing_is_opened_again(site: Served) -> None:
     assert any("said nothing" in str(error) for error in generation.reconnects)
 
 
+async def test_a_reader_that_stopped_waiting_or_left_goes_on_where_it_was(site: Served) -> None:
+    session = await site.session(text="hello")
+    site.engine.step_pause = 0.02
+    generation = session.generate(max_tokens=40)
+    reader = session.tokens(follow=True, end=45)
+    timeouts = 0
+    while generation.finished is None:
+        try:
+            async with asyncio.timeout(0.01):
+                await anext(generation, None)
+        except TimeoutError:
+            timeouts += 1
+        if len(generation.token_ids) == 20:
+            await generation.detach()
+        if len(reader.token_ids) < 45:
+            await anext(reader)
+            await reader.detach()
+    assert timeouts > 0
+    assert generation.token_ids == continuation(b"hello", 40, GREEDY)[0]
+    assert (await reader.result()).token_ids == [*b"hello", *generation.token_ids]
+    assert [chunk async for chunk in reader] == [chunk async for chunk in generation] == []
+    assert site.running.node.counters.generations_started == 1
+
+
 async def test_finish_reasons_survive_a_late_attach(site: Served) -> None:
     session = await site.session(text="hello")
     first = session.generate(max_tokens=5, request_id="g")
