@@ -35,6 +35,8 @@ HELP: Final = {
     "(default 0)",
     "prefill_chunk": "prompt tokens a step may consume (default 512)",
     "stream_age_seconds": "seconds after which a stream's client is asked to open it again, 0 for never (default 3600)",
+    "stall_seconds": "seconds after which a node whose work stands still gives up its sessions, 0 for never "
+    "(default 60)",
     "durability": f"the least the store must reach: {', '.join(DURABILITIES)} (default local_fsync)",
     "sabotage": "damage what is restored, for the demo's self-test: conv-tail",
 }

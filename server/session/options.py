@@ -11,6 +11,7 @@ from forkpoint.limits import (
     LEASE_TTL_SECONDS,
     PREFILL_CHUNK_TOKENS_DEFAULT,
     SHUTDOWN_SECONDS,
+    STALL_SECONDS_DEFAULT,
 )
 from forkpoint.statestore.retention import RetentionPolicy
 
@@ -41,7 +42,7 @@ class NodeOptions:
     lease_skew_seconds: float = LEASE_SKEW_SECONDS
     watch_seconds: float = 0.25
     """How often the node looks who else is there, and who died."""
-    stall_seconds: float = 60.0
+    stall_seconds: float = STALL_SECONDS_DEFAULT
     """A step, a call of the engine or a turn of the event loop that takes longer costs the node its lease; 0: none
     does."""
     recovery_poll_seconds: float = 1.0

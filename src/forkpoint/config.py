@@ -24,6 +24,7 @@ from forkpoint.limits import (
     LADDER_STEP_TOKENS_DEFAULT,
     LADDER_STEP_TOKENS_MAX,
     PREFILL_CHUNK_TOKENS_DEFAULT,
+    STALL_SECONDS_DEFAULT,
     STREAM_AGE_SECONDS_DEFAULT,
     TILE_TOKENS,
 )
@@ -81,6 +82,8 @@ class ServerConfig:
     prefill_chunk: int = PREFILL_CHUNK_TOKENS_DEFAULT
     stream_age_seconds: int = STREAM_AGE_SECONDS_DEFAULT
     """A stream of tokens is ended with its position after about so long, and its client opens it again; 0: never."""
+    stall_seconds: int = STALL_SECONDS_DEFAULT
+    """A node whose work stands still for so long gives its sessions up; 0: never."""
     durability: str = "local_fsync"
     """The least that the store must reach; the server does not start below it."""
     sabotage: str | None = None
@@ -185,6 +188,7 @@ def _check(config: ServerConfig, sources: Mapping[str, str]) -> None:
         ("prefill_chunk", 1, 1 << 20),
         ("checkpoint_every", 0, 1 << 30),
         ("stream_age_seconds", 0, 1 << 30),
+        ("stall_seconds", 0, 1 << 30),
         ("keep_last", CHECKPOINTS_KEPT_MIN, CHECKPOINTS_KEPT_MAX),
         ("ladder_step", 0, LADDER_STEP_TOKENS_MAX),
         ("gc_interval_seconds", 0, GC_SECONDS_MAX),

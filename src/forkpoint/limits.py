@@ -75,6 +75,9 @@ LEASE_RENEW_SECONDS: Final = 1.0
 LEASE_TTL_SECONDS: Final = 3.0
 """A lease whose counter stands still for this long, on the observer's own clock, is expired."""
 LEASE_SKEW_SECONDS: Final = 0.5
+STALL_SECONDS_DEFAULT: Final = 60
+"""A step, a call of the engine or a turn of the event loop that takes longer costs a node its lease: far above what a
+step takes, for a node that is taken for stalled loses all its sessions."""
 TAKEOVERS_MAX: Final = 3
 """So many owners of a session in a row, lost without a token of progress: the next one lets it be."""
 PEER_CONNECT_SECONDS: Final = 2.0
@@ -82,7 +85,7 @@ PEER_CONNECT_SECONDS: Final = 2.0
 PEER_IDLE_SECONDS: Final = 60.0
 """A connection to another node that nobody used for so long is closed."""
 FORWARD_SECONDS_MAX: Final = 10.0
-"""A call that no node answers is tried for so long: longer than it takes until a dead node's sessions are taken over."""
+"""A call that no node answers is tried for so long: longer than until a dead node's sessions are taken over."""
 FORWARD_BACKOFF_SECONDS: Final = 0.02
 FORWARD_BACKOFF_SECONDS_MAX: Final = 0.5
 """Between two tries: doubles from the first to the most."""
