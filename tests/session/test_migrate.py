@@ -1,6 +1,7 @@
 """A session moves to another node while it runs: its stream goes on, and no token is lost, doubled or different."""
 
 import asyncio
+from collections.abc import Sequence
 
 import pytest
 
@@ -17,6 +18,7 @@ from forkpoint.move_errors import MigrationUnderwayError, MoveFailedError
 from forkpoint.server.engine.batch import Sample
 from forkpoint.server.session.api import MovePhase
 from forkpoint.server.session.live import Place
+from forkpoint.statestore.calls import StepCommit, StepOutcome, StepStatus
 from forkpoint.statestore.records import FinishReason, SessionState
 from tests.support.hash_engine import HashEngine, continuation
 from tests.support.moving import GREEDY, PROMPT, Hold, ends_well, expected, listen, move, nodes, owner_of, speaks
@@ -72,6 +74,34 @@ async def test_a_stop_string_that_began_at_the_source_is_found_by_the_target(sit
     assert (read.text, read.reason) == (text[:end], FinishReason.STOP)
     assert read.finished is not None and read.finished.stop_position == len(PROMPT) + end
     await ends_well(site, name, [*PROMPT, *text[: end + len(stop)]])
+
+
+async def test_nothing_of_the_old_owner_is_committed_after_the_new_ones_first_token(memory_site: Site) -> None:
+    """Each commit of a long generation that moves three times, in the order in which the store took them."""
+    first, second = await nodes(memory_site)
+    committed: list[tuple[int, int]] = []
+    inner = memory_site.memory.commit_step
+
+    async def commit_step(commits: Sequence[StepCommit]) -> list[StepOutcome]:
+        outcomes = await inner(commits)
+        for commit, outcome in zip(commits, outcomes, strict=True):
+            if outcome.status is StepStatus.COMMITTED and commit.token_ids:
+                committed.append((commit.epoch, outcome.head))
+        return outcomes
+
+    memory_site.memory.commit_step = commit_step  # type: ignore[method-assign]
+    name = await speaks(first)
+    stream = listen(memory_site, name, 120)
+    for source, target in ((first, second), (second, first), (first, second)):
+        at = len(stream.tokens)
+        await until(lambda at=at: len(stream.tokens) > at + 5)  # type: ignore[misc]
+        await move(source, name, target)
+    await stream.done()
+    assert committed == sorted(committed) and [head for _, head in committed] == list(range(72, 192))
+    assert {epoch for epoch, _ in committed} == {1, 2, 3, 4}
+    await ends_well(memory_site, name, expected(PROMPT, 120), second)
+    late = StepCommit(name, 3, len(PROMPT) + 120, (97,), "g-old")
+    assert [outcome.status for outcome in await inner([late])] == [StepStatus.STALE_EPOCH]
 
 
 async def test_turns_go_on_after_a_move(site: Site) -> None:
