@@ -43,6 +43,7 @@ class TaskOwner:
         task = group.create_task(_logged(work, name), name=name)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(lambda _: work.close())  # it never began when the task was cancelled at once
         return task
 
     async def run(self, work: Coroutine[Any, Any, T], name: str) -> T:
