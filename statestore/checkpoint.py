@@ -16,11 +16,9 @@ from forkpoint.errors import BlobDamagedError, BlobError
 from forkpoint.ids import SessionName
 from forkpoint.parts import PartSpec
 from forkpoint.statestore.base import Catalog
-from forkpoint.statestore.blobs import BlobStore, Buffer, size_of
-from forkpoint.statestore.codec import digest_of, encode_pieces
+from forkpoint.statestore.blobs import BlobStore, Buffer
 from forkpoint.statestore.errors import BlobsCondemnedError
 from forkpoint.statestore.fetch import fetch_ahead
-from forkpoint.statestore.gate import Gate
 from forkpoint.statestore.manifest import (
     Manifest,
     ManifestPart,
@@ -31,31 +29,14 @@ from forkpoint.statestore.manifest import (
     seal,
     unseal,
 )
-from forkpoint.statestore.planes import PLANE_ITEMS
+from forkpoint.statestore.partsaver import PartSaver, SavedPart
 from forkpoint.statestore.records import CheckpointRow, Durability, RequestKey
-from forkpoint.statestore.threads import CODEC_THREADS, run_in
 
-SAVE_PARTS_MAX: Final = 16
-"""Parts being encoded and written at once, by all saves: enough for disks and networks to work on many together."""
-SAVE_BYTES_MAX: Final = 64 * 1024 * 1024
-"""Their raw bytes: what encoding adds to the memory of the states themselves is at most this."""
 CONDEMNED_TRIES: Final = 22
 CONDEMNED_FIRST_SECONDS: Final = 0.05
 CONDEMNED_MOST_SECONDS: Final = 2.0
 """Waits for a collector to delete what it condemned: it doubles from the first to the most, 33 seconds in all. One that
 died is replaced sooner."""
-
-
-@dataclass(frozen=True, slots=True)
-class SavedPart:
-    """One part of a saved checkpoint."""
-
-    spec: PartSpec
-    digest: str
-    shared: bool
-    """The blob was there already."""
-    frame_bytes: int
-    """Bytes written for it; 0 when shared."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,12 +73,9 @@ class CheckpointStore:
     ) -> None:
         """`rest` waits for seconds. `compress`: blobs are compressed where that pays, else never."""
         self._catalog = catalog
-        self._compress = compress
         self._rest = rest
         self._blobs = blobs
-        self._gate = Gate(SAVE_PARTS_MAX, SAVE_BYTES_MAX)
-        self._damaged: set[str] = set()
-        """Blobs that a load found damaged: the next save of the same bytes heals them instead of sharing them."""
+        self._saver = PartSaver(blobs, compress)
 
     @property
     def durability(self) -> Durability:
@@ -132,7 +110,7 @@ class CheckpointStore:
         if not numerics_ids:
             raise ValueError("a checkpoint names at least the numerics id that wrote it")
         since = await self._catalog.absolutions()
-        saved = await self._save_parts(parts)
+        saved = await self._saver.save(parts)
         identity = StateIdentity(self._catalog.marker.namespace, model_digest, tokenizer_digest, layout)
         listed = tuple(ManifestPart(part.spec, part.digest) for part in saved)
         manifest = seal(Manifest(identity, tuple(numerics_ids), grid_position, chain_hash, listed))
@@ -161,7 +139,7 @@ class CheckpointStore:
     ) -> tuple[SavedPart, ...]:
         """Look for the refused blobs again, and store those that are gone."""
         again = [part for part, was in zip(parts, saved, strict=True) if was.digest in refused]
-        stored = {part.digest: part for part in await self._save_parts(again) if not part.shared}
+        stored = {part.digest: part for part in await self._saver.save(again) if not part.shared}
         return tuple(stored.get(was.digest, was) for was in saved)
 
     async def _stored_manifest_is_damaged(self, row: CheckpointRow) -> bool:
@@ -173,42 +151,6 @@ class CheckpointStore:
                 except BlobDamagedError:
                     return True
         return False
-
-    async def _save_parts(self, parts: Sequence[tuple[PartSpec, Buffer]]) -> tuple[SavedPart, ...]:
-        """All parts stored. Saves that run at once take turns by the part, so that a small state waits for no large
-        one."""
-        left = iter(enumerate(parts))
-        saved: dict[int, SavedPart] = {}
-
-        async def work() -> None:
-            for index, (spec, data) in left:
-                view = memoryview(data).cast("B")
-                if view.nbytes != spec.nbytes:
-                    raise ValueError(f"part {spec.name} has {view.nbytes} bytes, its spec needs {spec.nbytes}")
-                async with self._gate.hold(spec.nbytes):
-                    saved[index] = await self._save_part(spec, view)
-
-        try:
-            async with asyncio.TaskGroup() as group:
-                for _ in range(min(SAVE_PARTS_MAX, len(parts))):
-                    group.create_task(work())
-        except BaseExceptionGroup as failures:
-            raise _first(failures) from failures
-        return tuple(saved[index] for index in range(len(parts)))
-
-    async def _save_part(self, spec: PartSpec, data: memoryview) -> SavedPart:
-        digest = await run_in(CODEC_THREADS, lambda: digest_of(data))
-        damaged = digest in self._damaged
-        if not damaged and await self._blobs.has(digest):
-            return SavedPart(spec, digest, True, 0)
-        items = PLANE_ITEMS.get(spec.dtype, 1)
-        pieces = await run_in(CODEC_THREADS, lambda: encode_pieces(data, items, self._compress))
-        if damaged:
-            await self._blobs.replace(digest, *pieces)
-            self._damaged.discard(digest)
-            return SavedPart(spec, digest, False, size_of(pieces))
-        new = await self._blobs.put(digest, *pieces)
-        return SavedPart(spec, digest, not new, size_of(pieces) if new else 0)
 
     async def load(
         self, manifest: bytes, expected: Sequence[PartSpec], identity: StateIdentity | None = None
@@ -246,12 +188,4 @@ class CheckpointStore:
 
     def _note(self, part: ManifestPart, found: Buffer | BlobError) -> None:
         if isinstance(found, BlobDamagedError):
-            self._damaged.add(part.digest)
-
-
-def _first(failures: BaseExceptionGroup[BaseException]) -> BaseException:
-    """The first real failure of a group: callers handle one error, not a tree."""
-    error: BaseException = failures
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error
+            self._saver.note_damaged(part.digest)

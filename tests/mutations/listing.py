@@ -69,10 +69,10 @@ DURABILITY: Final = (
     Mutation(
         "manifest-before-blobs",
         "a manifest is committed before its blobs are put",
-        "statestore/checkpoint.py",
-        "        new = await self._blobs.put(digest, *pieces)\n",
+        "statestore/partsaver.py",
+        "        new = await self._blobs.put(digest, *frame)\n",
         "        new = True\n        asyncio.get_running_loop().call_later(0.05, lambda: "
-        "asyncio.get_running_loop().create_task(self._blobs.put(digest, *pieces)))\n",
+        "asyncio.get_running_loop().create_task(self._blobs.put(digest, *frame)))\n",
         (SHORT_CRASH,),
     ),
 )

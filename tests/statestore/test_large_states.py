@@ -11,9 +11,10 @@ from forkpoint.parts import PartSpec
 from forkpoint.statestore.base import Catalog
 from forkpoint.statestore.calls import AppendTokens
 from forkpoint.statestore.chain import grid_hashes, root_hash
-from forkpoint.statestore.checkpoint import SAVE_BYTES_MAX, CheckpointStore, SavedCheckpoint
+from forkpoint.statestore.checkpoint import CheckpointStore, SavedCheckpoint
 from forkpoint.statestore.memory.catalog import MemoryCatalog
 from forkpoint.statestore.open import open_blobs
+from forkpoint.statestore.partsaver import SAVE_BYTES_MAX
 from tests.support.redis_servers import RedisServerProcess, redis_server
 from tests.support.store import MARKER, name, owned
 

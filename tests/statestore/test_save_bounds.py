@@ -6,7 +6,7 @@ import os
 import pytest
 
 from forkpoint.parts import PartSpec
-from forkpoint.statestore import checkpoint
+from forkpoint.statestore import partsaver
 from forkpoint.statestore.blobs import Buffer, size_of
 from forkpoint.statestore.checkpoint import CheckpointStore
 from forkpoint.statestore.memory.blobs import MemoryBlobs
@@ -43,7 +43,7 @@ async def store_over(blobs: MemoryBlobs) -> Store:
 
 
 async def test_no_more_bytes_are_in_flight_than_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checkpoint, "SAVE_BYTES_MAX", 5 * PART_BYTES)
+    monkeypatch.setattr(partsaver, "SAVE_BYTES_MAX", 5 * PART_BYTES)
     blobs = Slow()
     store = await store_over(blobs)
     async with asyncio.TaskGroup() as group:
@@ -54,7 +54,7 @@ async def test_no_more_bytes_are_in_flight_than_allowed(monkeypatch: pytest.Monk
 
 
 async def test_a_small_state_is_saved_while_a_large_one_is_being_written(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checkpoint, "SAVE_PARTS_MAX", 4)
+    monkeypatch.setattr(partsaver, "SAVE_BATCHES_MAX", 4)
     blobs = Slow()
     store = await store_over(blobs)
     async with asyncio.TaskGroup() as group:
