@@ -47,6 +47,9 @@ class Link:
     channel: grpc.aio.Channel
     calls: set[Open] = field(default_factory=set)
     users: int = 0
+    unused_since: float = 0.0
+    look: asyncio.TimerHandle | None = None
+    """When it is to be looked at whether anybody uses it still."""
     lost: bool = False
 
     async def answer(self, call: grpc.aio.UnaryUnaryCall[Any, R] | grpc.aio.StreamUnaryCall[Any, R]) -> R:
@@ -111,7 +114,8 @@ class Channels:
         finally:
             link.users -= 1
             if link.users == 0:
-                asyncio.get_running_loop().call_later(self._idle_seconds, self._close_unused, link)
+                link.unused_since = asyncio.get_running_loop().time()
+                self._look_later(link, self._idle_seconds)
 
     @asynccontextmanager
     async def streaming(
@@ -140,12 +144,24 @@ class Channels:
         while self._closing:
             await asyncio.gather(*self._closing)
 
+    def _look_later(self, link: Link, seconds: float) -> None:
+        if link.look is None:
+            link.look = asyncio.get_running_loop().call_later(seconds, self._close_unused, link)
+
     def _close_unused(self, link: Link) -> None:
-        if link.users == 0 and self._links.get(link.address) is link:
-            del self._links[link.address]
-            self._close(link)
+        link.look = None
+        if link.users or self._links.get(link.address) is not link:
+            return
+        left = link.unused_since + self._idle_seconds - asyncio.get_running_loop().time()
+        if left > 0:
+            self._look_later(link, left)
+            return
+        del self._links[link.address]
+        self._close(link)
 
     def _close(self, link: Link) -> None:
+        if link.look is not None:
+            link.look.cancel()
         # owner: _closing, which close() waits for
         task = asyncio.get_running_loop().create_task(link.channel.close())
         self._closing.add(task)

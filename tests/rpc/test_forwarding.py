@@ -11,7 +11,7 @@ import pytest
 from forkpoint.client.inputs import chunks
 from forkpoint.client.session import Session
 from forkpoint.errors import SessionRelocatingError
-from forkpoint.limits import APPEND_TEXT_BYTES_MAX
+from forkpoint.limits import INPUT_TOKENS_MAX
 from forkpoint.proto.forkpoint.v1 import (
     admin_pb2,
     checkpoint_pb2,
@@ -108,7 +108,7 @@ def test_every_method_is_either_one_that_any_node_answers_or_one_that_may_be_sen
     assert {method.rpartition("/")[2] for method in on} == {
         *("GetSession", "UpdateSession", "DeleteSession", "Append", "UploadAppend", "Generate", "CancelGeneration"),
         *("ReadTokens", "Fork", "Rewind", "Pause", "Resume", "CreateCheckpoint", "DeleteCheckpoint"),
-        *("MigrateSession", "DrainNode", "UndrainNode", "Rebalance"),
+        *("MigrateSession", "DrainNode", "UndrainNode"),
     }
 
 
@@ -237,11 +237,12 @@ async def test_the_largest_messages_pass_through_another_node(tmp_path: Path) ->
     async with nodes(tmp_path, "ab", large) as pair:
         a, b = pair.by_name["a"], pair.by_name["b"]
         session = await a.session(text="x")
-        answer = await at(b, session).append(text=b"y" * APPEND_TEXT_BYTES_MAX)
-        assert len(answer.token_ids) == APPEND_TEXT_BYTES_MAX
-        request = pb.AppendRequest(name=session.name, text_utf8=b"z" * APPEND_TEXT_BYTES_MAX)
+        ids = pb_tokens(*[255] * INPUT_TOKENS_MAX)
+        async with Refusal(Code.ABORTED, "POSITION_CONFLICT"):
+            await b.raw.sessions.Append(pb.AppendRequest(name=session.name, tokens=ids, expected_position=0))
+        request = pb.AppendRequest(name=session.name, text_utf8=b"z" * 200_000)
         uploaded = await b.raw.sessions.UploadAppend(chunks(request))
-        assert uploaded.head - uploaded.start == APPEND_TEXT_BYTES_MAX
+        assert (uploaded.start, len(uploaded.token_ids)) == (1, 200_000)
         assert (await session.get()).node == "nodes/a"
 
 
@@ -395,3 +396,27 @@ async def test_a_fork_is_first_served_where_its_parents_state_is(a: Served, b: S
     (child,) = await at(b, session).fork(session_ids=["child"])
     await at(b, child).generate(max_tokens=3).result()
     assert (await child.get()).node == "nodes/a"
+
+
+async def test_a_session_is_moved_whoever_is_asked(tmp_path: Path) -> None:
+    async with nodes(tmp_path, "abc") as three:
+        session = await three.by_name["a"].session(text="hello")
+        events = [event async for event in at(three.by_name["c"], session).migrate(to="nodes/b")]
+        assert events[-1].session.node == "nodes/b"
+        answer = await at(three.by_name["a"], session).append(text="x")
+        assert (answer.start, answer.epoch) == (5, 2)
+
+
+async def test_a_node_that_is_to_take_nothing_new_sends_it_on(a: Served, b: Served) -> None:
+    session = await a.client.sessions.create("w", "s")
+    b.running.node._core.cordoned = True
+    await b.running.node.members.refresh()
+    assert (await at(b, session).append(text="x")).start == 0
+    assert (await session.get()).node == "nodes/a"
+
+
+async def test_forks_are_made_without_an_owner_that_is_out_of_reach(a: Served, b: Served) -> None:
+    session = await a.session(text="hello")
+    await a.running.rpc._server.stop(None)  # its lease goes on
+    (child,) = await at(b, session).fork(session_ids=["child"])
+    assert len((await child.generate(max_tokens=3).result()).token_ids) == 3
