@@ -23,11 +23,12 @@ BROKEN = """
 """
 CATALOG = """
     from forkpoint.statestore.memory.catalog import MemoryCatalog
-    from tests.conformance.backends import Backend
+    from tests.conformance.backends import Backend, faulty
 
 
     def backends():
-        return [Backend("strange", lambda folder, clock: MemoryCatalog(clock), persistent=False)]
+        strange = Backend("strange", lambda folder, clock: MemoryCatalog(clock), persistent=False)
+        return [strange, faulty(strange)]
 """
 
 
@@ -58,11 +59,11 @@ def test_the_example_of_a_blob_store_of_ones_own_passes(tmp_path: Path) -> None:
     assert passed(output) >= 14
 
 
-def test_a_foreign_catalog_is_run_and_another_label_is_not(tmp_path: Path) -> None:
+def test_a_foreign_catalog_is_run_also_behind_faults_and_another_label_is_not(tmp_path: Path) -> None:
     (tmp_path / "strange_catalog.py").write_text(dedent(CATALOG), encoding="utf-8")
     status, output = run_suite("strange_catalog:backends", tmp_path, "tests/conformance/test_log.py", "-k", "strange")
     assert status == 0, output
-    assert passed(output) >= 10
+    assert passed(output) >= 20
 
 
 def test_a_backend_that_forgets_to_replace_fails_by_name(tmp_path: Path) -> None:
