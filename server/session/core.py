@@ -8,6 +8,7 @@ from typing import Final
 from forkpoint.clock import Clock
 from forkpoint.errors import ForkpointError, UnavailableError
 from forkpoint.ids import SessionName
+from forkpoint.move_errors import NodeStalledError
 from forkpoint.server.session.counters import Counters
 from forkpoint.server.session.engine_thread import EngineThread
 from forkpoint.server.session.follower import Follower
@@ -64,10 +65,10 @@ class NodeCore:
         self.work.set()
 
     def refuse_when_stalled(self) -> None:
-        """Raises UnavailableError: what the node would promise now it might never do."""
+        """Raises NodeStalledError."""
         stalled = self.progress.stalled
         if stalled:
-            raise UnavailableError(f"{self.options.node} does not get on: {stalled} takes too long; call again")
+            raise NodeStalledError(self.options.node, stalled)
 
     def doubt_all(self) -> None:
         """Other nodes took this one for dead, and its sessions may be theirs: the loop is to compare each with the

@@ -29,7 +29,7 @@ ForkpointError
 │   └── ContextFullError              the model's context limit
 ├── UnavailableError                the only ones a client retries by itself
 │   ├── SessionRelocatingError        owned by another node, whose address is given
-│   ├── NodeDrainingError
+│   ├── NodeDrainingError, NodeStalledError (src/forkpoint/move_errors.py)
 │   └── StoreUnavailableError
 ├── DataLossError
 │   ├── LogTailMissingError           the store knows less than the client

@@ -1,6 +1,17 @@
-"""Errors of sessions that move between nodes. Their place in the tree is told in errors.py."""
+"""Errors of a node among others, and of sessions that move between nodes. Their place in the tree is told in
+errors.py."""
 
-from forkpoint.errors import AbortedError, PreconditionError
+from forkpoint.errors import AbortedError, PreconditionError, UnavailableError
+
+
+class NodeStalledError(UnavailableError):
+    """The node's work does not get on: what it promised now it might never do."""
+
+    reason = "NODE_STALLED"
+
+    def __init__(self, node: str, what: str) -> None:
+        super().__init__(f"node {node} does not get on: {what} takes too long")
+        self.node, self.what = node, what
 
 
 class MigrationUnderwayError(AbortedError):

@@ -53,6 +53,7 @@ def test_every_setting_can_be_given_in_every_place(tmp_path: Path) -> None:
         "gc_budget_bytes": 1_000_000_000_000,
         "prefill_chunk": 7,
         "stream_age_seconds": 60,
+        "stall_seconds": 5,
         "durability": "memory",
         "sabotage": "conv-tail",
     }
@@ -79,6 +80,7 @@ def test_every_setting_can_be_given_in_every_place(tmp_path: Path) -> None:
         ("threads", "0"),
         ("checkpoint_every", "17"),
         ("stream_age_seconds", "-1"),
+        ("stall_seconds", "-1"),
         ("keep_last", "1"),
         ("keep_last", "1001"),
         ("ladder_step", "17"),

@@ -7,6 +7,7 @@ import pytest
 from google.rpc import error_details_pb2
 
 from forkpoint import errors
+from forkpoint.move_errors import NodeStalledError
 from forkpoint.server.rpc.errors import MethodNotImplementedError
 from forkpoint.server.rpc.status import DOMAIN, code_of, status_of, trailer
 
@@ -51,6 +52,7 @@ TABLE = [
     (errors.ContextFullError(SESSION, 9, 8), Code.RESOURCE_EXHAUSTED, "CONTEXT_FULL", {"QuotaFailure"}),
     (errors.SessionRelocatingError(SESSION, "i-1", "h:1"), Code.UNAVAILABLE, "SESSION_RELOCATING", {"RetryInfo"}),
     (errors.NodeDrainingError("n", 7), Code.UNAVAILABLE, "NODE_DRAINING", {"RetryInfo"}),
+    (NodeStalledError("n", "a step"), Code.UNAVAILABLE, "NODE_STALLED", {"RetryInfo"}),
     (errors.StoreUnavailableError("catalog", "locked"), Code.UNAVAILABLE, "STORE_UNAVAILABLE", {"RetryInfo"}),
     (errors.LogTailMissingError(SESSION, 9, 4), Code.DATA_LOSS, "LOG_TAIL_MISSING", set()),
     (errors.LogCorruptError(SESSION, 5, 4, "crc"), Code.DATA_LOSS, "LOG_CORRUPT", set()),
