@@ -84,7 +84,7 @@ def test_the_order_in_which_nodes_are_listed_decides_nothing(
     found: list[Candidate], ask: PlacementAsk, rng: Random
 ) -> None:
     shuffled = list(found)
-    rng.shuffle(shuffled)  # type: ignore[attr-defined]
+    rng.shuffle(shuffled)
     assert choose(shuffled, ask) == choose(found, ask)
     assert rank(ask.name, shuffled, ask.numerics_id) == rank(ask.name, found, ask.numerics_id)
 
