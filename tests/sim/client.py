@@ -207,7 +207,8 @@ class Client:
         name = SessionName(WORKFLOW, f"c{self.number}-s{len(self.books)}")
         seed = self._rng.randrange(1000)
         policy = self._rng.choice((None, CheckpointPolicy(16), CheckpointPolicy(0)))
-        call = CreateSession(name, seed, policy, request=self.key("create"))
+        standbys = self._rng.choice((0, 0, 1))
+        call = CreateSession(name, seed, policy, request=self.key("create"), standbys=standbys)
         book = Book(name, seed, synced_at_loss=self._store.lost)
         with contextlib.suppress(ResyncError):
             await self.insist(book, lambda node: node.create_session(call))

@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+from collections.abc import Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from typing import Final
@@ -17,6 +18,7 @@ from forkpoint.statestore.election import Election
 from forkpoint.statestore.gc import Collector, CollectorOptions
 from forkpoint.statestore.retention import RetentionPolicy
 from tests.sim.link import Link, Weather
+from tests.sim.peers import Roads, SimPeers
 from tests.sim.process import Condition, Process
 from tests.sim.store import START_US, SimStore
 from tests.sim.trace import Trace
@@ -123,6 +125,9 @@ class Seat:
         self.serves = False
         self.leaving = False
         self._starting = False
+        self.neighbours: Sequence[Seat] = ()
+        """All seats of the world."""
+        self.roads = Roads()
         self.collects = True
         self.collections = 0
         self._collecting: asyncio.Task[None] | None = None
@@ -173,7 +178,15 @@ class Seat:
         )
         store = CheckpointStore(self.link.catalog, self.link.blobs)
         self.node = Node(
-            self.link.catalog, store, self.engine, ByteCodec(), options, MARKER, self.clock, presence=SimPresence
+            self.link.catalog,
+            store,
+            self.engine,
+            ByteCodec(),
+            options,
+            MARKER,
+            self.clock,
+            presence=SimPresence,
+            peers=SimPeers(self.name, process, self.neighbours, self.roads, self._weather, rng),
         )
         self.link.caller = self.node.incarnation
         await self.node.start()

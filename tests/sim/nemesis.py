@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from tests.sim.fleet import HOUR_US, HiccupError, Seat
 from tests.sim.link import Weather
+from tests.sim.peers import Roads
 from tests.sim.store import SimStore
 from tests.sim.trace import Trace
 
@@ -16,15 +17,22 @@ class Nemesis:
     """One evil after the other, some at the same time. `heal` puts everything right again."""
 
     def __init__(
-        self, seats: Sequence[Seat], store: SimStore, weather: Weather, rng: random.Random, trace: Trace
+        self,
+        seats: Sequence[Seat],
+        store: SimStore,
+        weather: Weather,
+        roads: Roads,
+        rng: random.Random,
+        trace: Trace,
     ) -> None:
         self._seats = seats
         self._store = store
         self._weather = weather
+        self._roads = roads
         self._rng = rng
         self._trace = trace
         evils: list[Evil] = [self._kill, self._freeze, self._stop, self._partition, self._fail_over, self._outage]
-        evils += [self._kill, self._storm, self._jump, self._hiccup]
+        evils += [self._kill, self._storm, self._jump, self._hiccup, self._part]
         self._evils = rng.sample(evils, k=rng.randint(0, 6))
         self._pause = rng.uniform(0.1, 0.6)
         self._stopping = False
@@ -83,6 +91,13 @@ class Nemesis:
             link, link.cut = seat.link, True
             await asyncio.sleep(self._rng.uniform(0.05, 1.0))
             link.cut = False
+
+    async def _part(self) -> None:
+        """Two nodes that reach all but each other."""
+        pair = frozenset(seat.name for seat in self._rng.sample(list(self._seats), k=min(2, len(self._seats))))
+        self._roads.cut.add(pair)
+        await asyncio.sleep(self._rng.uniform(0.05, 1.0))
+        self._roads.cut.discard(pair)
 
     async def _fail_over(self) -> None:
         """The replica stands still for a while, then it is the primary."""

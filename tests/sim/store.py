@@ -138,6 +138,7 @@ class SimStore:
             _, error = self._apply(write.call)
             assert error is None, f"the replica refuses {write.call.method}: {error}"
         self._clock.replayed_us = None
+        self.watch.rolled_back(self.catalog)
         if lost and self.durability is Durability.MEMORY:
             self.lost += 1
             self.watch.forget()

@@ -28,8 +28,9 @@ def test_every_promise_holds_in_every_run() -> None:
         outcome = run_seed(seed)
         assert outcome.problem is None, f"python -m tests.sim --seed {seed}: {outcome.problem}"
         totals.update(outcome.counts)
-    expected = ("kill", "freeze", "stop", "partition", "outage", "storm", "hiccup", "failovers", "losses", "resyncs")
-    assert [what for what in expected if totals[what] == 0] == [], "the runs are too tame"
+    evils = ("kill", "freeze", "stop", "partition", "part", "outage", "storm", "hiccup", "failovers", "losses")
+    events = ("resyncs", "moved", "unmoved", "minds changed")
+    assert [what for what in (*evils, *events) if totals[what] == 0] == [], "the runs are too tame"
     assert totals["tokens"] > 20 * SEEDS and totals["operations"] > 5 * SEEDS and totals["sights"] > SEEDS
 
 

@@ -11,7 +11,10 @@ from forkpoint.statestore.records import SessionRow
 from tests.sim.instant import at_once
 
 OWNERS_ONLY: Final = frozenset(
-    {"append", "begin_generation", "commit_step", "rewind", "put_checkpoint", "note_numerics", "release"}
+    {
+        *("append", "begin_generation", "commit_step", "rewind", "put_checkpoint", "note_numerics", "release"),
+        *("begin_migration", "end_migration"),
+    }
 )
 """Calls that only the owner may make, under its epoch."""
 
@@ -44,6 +47,12 @@ class Watch:
         self._epochs.clear()
         self._trusts_owners = False
 
+    def rolled_back(self, catalog: MemoryCatalog) -> None:
+        """A failover took back what nobody had been told of: an owner that lives may go on under the epoch that it had,
+        as if it had never handed its session over."""
+        rows = {name: _row(catalog, name) for name in self._epochs}
+        self._epochs = {name: row.epoch for name, row in rows.items() if row is not None}
+
     def before(self, call: Call, catalog: MemoryCatalog) -> dict[SessionName, SessionRow]:
         """Rows of the sessions that the call may change."""
         names = _names(call) if call.port == "catalog" else []
@@ -64,9 +73,18 @@ class Watch:
             self._check_owner(call, old, new)
 
     def _check_owner(self, call: Call, old: SessionRow, new: SessionRow) -> None:
-        if call.method not in OWNERS_ONLY or not self._trusts_owners:
+        if not self._trusts_owners:
             return
-        changed = (old.head, old.branch, old.state, old.owner) != (new.head, new.branch, new.state, new.owner)
+        if call.method == "cut_over" and old.owner != new.owner:
+            word = (old.migration_target, new.owner, new.head, new.head_hash, new.branch)
+            if word != (call.caller, call.caller, old.head, old.head_hash, old.branch):
+                self.found.append(f"{old.name}: {call.caller} cut over what was to go to {old.migration_target!r}")
+            return
+        if call.method not in OWNERS_ONLY:
+            return
+        changed = (old.head, old.branch, old.state, old.owner, old.migration) != (
+            *(new.head, new.branch, new.state, new.owner, new.migration),
+        )
         if changed and old.owner != call.caller:
             self.found.append(
                 f"{old.name}: {call.method} of {call.caller} took effect, its owner is {old.owner or 'nobody'} "

@@ -4,12 +4,14 @@ import asyncio
 import random
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
-from typing import Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from forkpoint.errors import UnavailableError
 from forkpoint.server.session.node import Node
-from tests.sim.fleet import Seat
 from tests.sim.process import WORLD
+
+if TYPE_CHECKING:
+    from tests.sim.fleet import Seat
 
 T = TypeVar("T")
 
@@ -24,7 +26,7 @@ class Wire:
     def __init__(self, rng: random.Random) -> None:
         self._rng = rng
 
-    async def call(self, seat: Seat, method: Callable[[Node], Awaitable[T]]) -> T:
+    async def call(self, seat: "Seat", method: Callable[[Node], Awaitable[T]]) -> T:
         """One answer. Raises UnavailableError when the node is not there, dies, or says nothing."""
 
         async def one(node: Node) -> AsyncIterator[T]:
@@ -35,7 +37,7 @@ class Wire:
                 return answer
         raise UnavailableError(f"{seat.name} ended the call without an answer")
 
-    async def stream(self, seat: Seat, method: Callable[[Node], AsyncIterator[T]]) -> AsyncGenerator[T, None]:
+    async def stream(self, seat: "Seat", method: Callable[[Node], AsyncIterator[T]]) -> AsyncGenerator[T, None]:
         """What the node yields, in order; closing it cancels the call at the other end."""
         await asyncio.sleep(self._delay())
         process, node = seat.process, seat.node
@@ -43,7 +45,7 @@ class Wire:
             raise UnavailableError(f"{seat.name}: connection refused")
         arrived: asyncio.Queue[tuple[str, Any]] = asyncio.Queue()
         line = Line(arrived, self._delay)
-        task = process.spawn(_serve(line, method, node))
+        task = process.spawn(serve(line, method, node))
         forget = process.at_death(lambda: line.send("error", UnavailableError(f"{seat.name}: connection reset")))
         try:
             while True:
@@ -80,7 +82,7 @@ class Line:
         self._loop.call_at(self._last, self._arrived.put_nowait, (kind, value), context=WORLD)
 
 
-async def _serve(line: Line, method: Callable[[Node], AsyncIterator[T]], node: Node) -> None:
+async def serve(line: Line, method: Callable[[Node], AsyncIterator[T]], node: Node) -> None:
     """The handler, in the node's process."""
     try:
         async with aclosing(method(node)) as items:  # type: ignore[type-var]

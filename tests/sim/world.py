@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 from typing import Final
 from unittest import mock
 
-from forkpoint.server.session.live import Place
+from forkpoint.ids import SessionName
+from forkpoint.server.session.live import LiveSession, Place
 from forkpoint.statestore.check import Severity, check
 from forkpoint.statestore.fetch import fetch_ahead
 from forkpoint.statestore.manifest import unseal
@@ -23,8 +24,10 @@ from tests.sim.client import WORKFLOW, Client
 from tests.sim.fleet import HiccupError, Seat
 from tests.sim.link import Weather
 from tests.sim.loop import SimLoop
+from tests.sim.mover import Mover
 from tests.sim.nemesis import Nemesis
 from tests.sim.oracle import Oracle
+from tests.sim.peers import Roads
 from tests.sim.reader import LogReader
 from tests.sim.store import SimStore
 from tests.sim.trace import Trace
@@ -62,14 +65,15 @@ class World:
         self.weather = Weather()
         self.store = SimStore(loop, rng, durability, trace)
         self.seats = [Seat(f"n{n}", self.store, self.weather, rng, trace) for n in range(1, 2 + rng.randrange(3))]
-        collects = rng.random() < COLLECTING_SHARE
+        collects, roads = rng.random() < COLLECTING_SHARE, Roads()
         for seat in self.seats:
-            seat.collects = collects
+            seat.collects, seat.neighbours, seat.roads = collects, self.seats, roads
         self.wire = Wire(rng)
         self.clients = [
             Client(n, self.seats, self.wire, self.store, rng, trace) for n in range(1, 2 + rng.randrange(3))
         ]
-        self.nemesis = Nemesis(self.seats, self.store, self.weather, rng, trace)
+        self.nemesis = Nemesis(self.seats, self.store, self.weather, roads, rng, trace)
+        self.mover = Mover(self.seats, rng, trace)
         self.reader = LogReader(self.clients, self.seats, self.wire, rng)
         self.oracle = Oracle()
 
@@ -81,13 +85,14 @@ class World:
         async with asyncio.TaskGroup() as group:
             evils = group.create_task(self.nemesis.run())
             group.create_task(self.reader.run())
+            group.create_task(self.mover.run())
             operations = self._rng.randint(5, 12)
             story = [group.create_task(client.run(operations)) for client in self.clients]
             healing = group.create_task(self._heal_in(self._rng.uniform(1.0, 5.0)))
             await asyncio.wait(story)
             healing.cancel()
             self.nemesis.heal()
-            self.reader.stopping = True
+            self.reader.stopping = self.mover.stopping = True
         assert evils.done()
         await self._settle()
 
@@ -147,7 +152,7 @@ class World:
         books = {book.name: book for client in self.clients for book in client.books}
         for seat in self.seats:
             assert seat.node is not None and seat.engine is not None
-            for name, live in seat.node._core.lives.items():
+            for name, live in [*seat.node._core.lives.items(), *_followed(seat)]:
                 book = books.get(name)
                 if live.place is not Place.RESIDENT or live.sequence is None or book is None or book.deleted:
                     continue
@@ -266,11 +271,18 @@ def run_seed(seed: int, show: Callable[[str], None] | None = None) -> Outcome:
         "losses": world.store.lost,
         "resyncs": sum(client.resyncs for client in world.clients),
         "rounds": loop.rounds,
+        **world.mover.counts,
         "collections": sum(seat.collections for seat in world.seats),
         **world.nemesis.counts,
     }
     tail = tuple(trace.tail()) if problem else ()
     return Outcome(seed, digest, problem, trace.facts, seconds, counts, tail)
+
+
+def _followed(seat: Seat) -> list[tuple[SessionName, LiveSession]]:
+    """What the node brings along for others."""
+    assert seat.node is not None
+    return [(name, follower.live) for name, follower in seat.node._core.follows.items() if follower.ready]
 
 
 def _told(trouble: dict[str, object]) -> str:
