@@ -1,6 +1,7 @@
 """Streams at a node that does not own the session: the client sees one stream, whatever becomes of the owner."""
 
 import asyncio
+import signal
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -25,7 +26,7 @@ from forkpoint.server.session.changes import Signal
 from tests.rpc.test_streams import start_reader
 from tests.support.hash_engine import HashEngine, continuation
 from tests.support.rpc_nodes import Nodes, nodes
-from tests.support.rpc_site import Refusal, Served, settled
+from tests.support.rpc_site import Refusal, Served, settled, start_server
 
 Code = grpc.StatusCode
 GREEDY = Sample(0.0, 0, 1.0, 0.0, 0)
@@ -430,3 +431,21 @@ async def test_a_moved_session_shows_its_state_everywhere(a: Served, b: Served) 
         assert (now.state, now.node) == (session_pb2.Session.GENERATING, "nodes/a")
         assert now.consumed >= 14
     await running.whole(b"hello", 60)
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
+async def test_a_generation_goes_on_when_the_process_of_its_owner_is(tmp_path: Path, how: signal.Signals) -> None:
+    folder = tmp_path / "data"
+    folder.mkdir()
+    owner = await asyncio.to_thread(start_server, folder, 0, PAUSE)
+    try:
+        async with Client(owner.address) as client, nodes(folder, "b", slow) as running:
+            session = await client.sessions.create("w", "s", seed=7)
+            await session.append(text="hello")
+            stream = Stream(running.by_name["b"], session.name, 120)
+            await stream.read(20)
+            owner.process.send_signal(how)
+            await stream.whole(b"hello", 120)
+            assert (await running.by_name["b"].client.sessions.open(session.name).get()).epoch == 2
+    finally:
+        owner.close()
