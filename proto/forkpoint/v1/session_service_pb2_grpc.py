@@ -34,6 +34,9 @@ class SessionServiceStub(object):
     request_id: the same id with the same call returns the stored result, with another call it is INVALID_ARGUMENT /
     REQUEST_ID_REUSED. Ids live 24 hours. An unset id means that a repeated call is a second call; the client library
     always sets one.
+
+    Any node takes any call: it asks the session's owner when that is another node. Metadata `forkpoint-direct: 1`: it does
+    not, but answers UNAVAILABLE / SESSION_RELOCATING with the owner's address.
     """
 
     def __init__(self, channel):
@@ -141,6 +144,9 @@ class SessionServiceServicer(object):
     request_id: the same id with the same call returns the stored result, with another call it is INVALID_ARGUMENT /
     REQUEST_ID_REUSED. Ids live 24 hours. An unset id means that a repeated call is a second call; the client library
     always sets one.
+
+    Any node takes any call: it asks the session's owner when that is another node. Metadata `forkpoint-direct: 1`: it does
+    not, but answers UNAVAILABLE / SESSION_RELOCATING with the owner's address.
     """
 
     def CreateSession(self, request, context):
@@ -243,7 +249,7 @@ class SessionServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Resume(self, request, context):
-        """The called node takes ownership and restores the session.
+        """A node takes ownership and restores the session: the called one, unless another is clearly better placed.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -378,6 +384,9 @@ class SessionService(object):
     request_id: the same id with the same call returns the stored result, with another call it is INVALID_ARGUMENT /
     REQUEST_ID_REUSED. Ids live 24 hours. An unset id means that a repeated call is a second call; the client library
     always sets one.
+
+    Any node takes any call: it asks the session's owner when that is another node. Metadata `forkpoint-direct: 1`: it does
+    not, but answers UNAVAILABLE / SESSION_RELOCATING with the owner's address.
     """
 
     @staticmethod

@@ -35,6 +35,9 @@ class SessionServiceStub:
     request_id: the same id with the same call returns the stored result, with another call it is INVALID_ARGUMENT /
     REQUEST_ID_REUSED. Ids live 24 hours. An unset id means that a repeated call is a second call; the client library
     always sets one.
+
+    Any node takes any call: it asks the session's owner when that is another node. Metadata `forkpoint-direct: 1`: it does
+    not, but answers UNAVAILABLE / SESSION_RELOCATING with the owner's address.
     """
 
     @_typing.overload
@@ -72,7 +75,7 @@ class SessionServiceStub:
     Pause: _grpc.UnaryUnaryMultiCallable[_session_service_pb2.PauseRequest, _session_pb2.Session]
     """Ends a running generation, takes a checkpoint, frees the node's memory and gives up ownership."""
     Resume: _grpc.UnaryUnaryMultiCallable[_session_service_pb2.ResumeRequest, _session_service_pb2.ResumeResponse]
-    """The called node takes ownership and restores the session."""
+    """A node takes ownership and restores the session: the called one, unless another is clearly better placed."""
     Watch: _grpc.UnaryStreamMultiCallable[_session_service_pb2.WatchRequest, _session_service_pb2.SessionEvent]
     """Not implemented yet. Changes of sessions, revisioned and resumable."""
     Export: _grpc.UnaryStreamMultiCallable[_session_service_pb2.ExportRequest, _export_pb2.ExportChunk]
@@ -88,6 +91,9 @@ class SessionServiceAsyncStub(SessionServiceStub):
     request_id: the same id with the same call returns the stored result, with another call it is INVALID_ARGUMENT /
     REQUEST_ID_REUSED. Ids live 24 hours. An unset id means that a repeated call is a second call; the client library
     always sets one.
+
+    Any node takes any call: it asks the session's owner when that is another node. Metadata `forkpoint-direct: 1`: it does
+    not, but answers UNAVAILABLE / SESSION_RELOCATING with the owner's address.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
@@ -122,7 +128,7 @@ class SessionServiceAsyncStub(SessionServiceStub):
     Pause: _aio.UnaryUnaryMultiCallable[_session_service_pb2.PauseRequest, _session_pb2.Session]  # type: ignore[assignment]
     """Ends a running generation, takes a checkpoint, frees the node's memory and gives up ownership."""
     Resume: _aio.UnaryUnaryMultiCallable[_session_service_pb2.ResumeRequest, _session_service_pb2.ResumeResponse]  # type: ignore[assignment]
-    """The called node takes ownership and restores the session."""
+    """A node takes ownership and restores the session: the called one, unless another is clearly better placed."""
     Watch: _aio.UnaryStreamMultiCallable[_session_service_pb2.WatchRequest, _session_service_pb2.SessionEvent]  # type: ignore[assignment]
     """Not implemented yet. Changes of sessions, revisioned and resumable."""
     Export: _aio.UnaryStreamMultiCallable[_session_service_pb2.ExportRequest, _export_pb2.ExportChunk]  # type: ignore[assignment]
@@ -137,6 +143,9 @@ class SessionServiceServicer(metaclass=_abc_1.ABCMeta):
     request_id: the same id with the same call returns the stored result, with another call it is INVALID_ARGUMENT /
     REQUEST_ID_REUSED. Ids live 24 hours. An unset id means that a repeated call is a second call; the client library
     always sets one.
+
+    Any node takes any call: it asks the session's owner when that is another node. Metadata `forkpoint-direct: 1`: it does
+    not, but answers UNAVAILABLE / SESSION_RELOCATING with the owner's address.
     """
 
     @_abc_1.abstractmethod
@@ -259,7 +268,7 @@ class SessionServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _session_service_pb2.ResumeRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_session_service_pb2.ResumeResponse, _abc.Awaitable[_session_service_pb2.ResumeResponse]]:
-        """The called node takes ownership and restores the session."""
+        """A node takes ownership and restores the session: the called one, unless another is clearly better placed."""
 
     @_abc_1.abstractmethod
     def Watch(
