@@ -23,7 +23,8 @@ from forkpoint.config import ENVIRONMENT_PREFIX, load_config
 from forkpoint.ids import new_id
 from forkpoint.model.tiny.data import make_document
 
-READY_SECONDS: Final = 120.0
+READY_SECONDS: Final = 300.0
+"""A GPU's kernels are compiled before the first one serves."""
 POLL_SECONDS: Final = 0.01
 ROOT: Final = Path(__file__).resolve().parents[1]
 
@@ -82,7 +83,8 @@ async def nodes(
         shared = {"catalog": url, "blobs": f"file://{folder / 'blobs'}", **settings}
         started = [NodeProcess(f"n{number + 1}", folder, shared) for number in range(count)]
         try:
-            await asyncio.gather(*(node.start() for node in started))
+            await started[0].start()
+            await asyncio.gather(*(node.start() for node in started[1:]))
             yield started
         finally:
             await asyncio.gather(*(node.kill() for node in started))

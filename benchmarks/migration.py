@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Final
 
 from benchmarks.cluster import NodeProcess, TimedStream, grown, nodes
+from benchmarks.percentile import percentile
 from benchmarks.record import Measurement, save, write
-from benchmarks.store.places import percentile
 from forkpoint.client.client import Client
 from forkpoint.client.generation import Generation
 from forkpoint.client.session import Session
@@ -71,8 +71,6 @@ class Pair:
         return session.generate(
             text="\n",
             max_tokens=TOKENS,
-            temperature=1.0,
-            seed=3,
             request_id=request_id,
             resume_position=position,
         )
@@ -178,11 +176,13 @@ async def measure(folder: Path, model: Path, given: argparse.Namespace) -> list[
 
 
 def roomy(model: Path, folder: Path, tokens: int) -> Path:
-    """A copy of a model whose context is at least so long: neither of its layers minds."""
+    """The model, or a copy of it, whose context is at least so long: neither kind of layer minds."""
+    config = json.loads((model / "config.json").read_text())
+    if config["model_max_length"] >= tokens:
+        return model
     copy = folder / model.name
     shutil.copytree(model, copy, ignore=shutil.ignore_patterns("*.py", "__pycache__"))
-    config = json.loads((copy / "config.json").read_text())
-    config["model_max_length"] = max(tokens, config["model_max_length"])
+    config["model_max_length"] = tokens
     (copy / "config.json").write_text(json.dumps(config))
     return copy
 

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Final
 
 from benchmarks.cluster import NodeProcess, TimedStream, grown, nodes
+from benchmarks.percentile import percentile
 from benchmarks.record import Measurement, write
-from benchmarks.store.places import percentile
 from forkpoint.client.client import Client
 from forkpoint.client.generation import Generation
 from forkpoint.client.session import Session

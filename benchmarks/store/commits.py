@@ -13,8 +13,9 @@ from typing import Final
 
 import apsw
 
+from benchmarks.percentile import percentile
 from benchmarks.record import Measurement
-from benchmarks.store.places import ALWAYS, EVERYSEC, PRODUCTS, percentile, server, sync_ms
+from benchmarks.store.places import ALWAYS, EVERYSEC, PRODUCTS, server, sync_ms
 from forkpoint.ids import SessionName
 from forkpoint.statestore.base import Catalog
 from forkpoint.statestore.calls import AppendTokens, BeginGeneration, ForkSessions, StepCommit, StepStatus

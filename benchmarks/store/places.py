@@ -28,12 +28,6 @@ def server(product: str, folder: Path, *options: str) -> Iterator[RedisServerPro
         yield process
 
 
-def percentile(samples: list[float], share: float) -> float:
-    """The nearest-rank percentile, `share` in [0, 1]."""
-    ordered = sorted(samples)
-    return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
-
-
 def sync_ms(folder: Path, count: int = 300) -> list[float]:
     """Milliseconds to append 4 KiB to a file and sync it: what no durable commit can be faster than."""
     path, page, times = folder / "sync-probe", bytes(4096), []
