@@ -1,5 +1,6 @@
 """Sessions come, change, turn back and go."""
 
+import asyncio
 import contextlib
 
 from forkpoint.errors import (
@@ -68,15 +69,17 @@ class Lifecycle:
         options = self._core.options
         default = CheckpointPolicy(options.checkpoint_every_tokens, options.checkpoint_on_turn_end)
         seed = random_seed() if call.seed is None else call.seed
-        standbys = call.standbys or await self._standbys(call.name.workflow)
+        standbys = call.standbys or await self._standbys(call.name.workflow, call.transient)
         new = NewSession(
             call.name, seed, call.policy or default, dict(call.labels), call.transient, call.expire_us, standbys
         )
         row, _ = await self._core.catalog.create_session(new, call.request)
         return await self._views.one(row)
 
-    async def _standbys(self, workflow: str) -> int:
-        """How many a session has that says nothing."""
+    async def _standbys(self, workflow: str, transient: bool) -> int:
+        """How many a new session has that says nothing. What may be thrown away needs none."""
+        if transient:
+            return 0
         try:
             return (await self._core.catalog.get_workflow(workflow)).standbys
         except NotFoundError:
@@ -102,7 +105,9 @@ class Lifecycle:
 
     async def _fork(self, call: ForkCall) -> tuple[ForkOutcome, SessionRow]:
         """The outcome, and the parent as it was a moment before."""
-        parent = await self._core.catalog.get_session(call.name)
+        parent, standbys = await asyncio.gather(
+            self._core.catalog.get_session(call.name), self._standbys(call.name.workflow, call.transient)
+        )
         ids = call.session_ids or tuple(new_id("s") for _ in range(call.count))
         children = tuple(
             NewSession(
@@ -112,6 +117,7 @@ class Lifecycle:
                 {},
                 call.transient,
                 call.expire_us,
+                standbys,
             )
             for child in ids
         )

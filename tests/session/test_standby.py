@@ -7,7 +7,7 @@ import pytest
 
 from forkpoint.errors import NodeCapacityError, StaleEpochError
 from forkpoint.ids import SessionName
-from forkpoint.server.session.api import CreateSession
+from forkpoint.server.session.api import CreateSession, ForkCall
 from forkpoint.server.session.follower import Follower
 from forkpoint.server.session.live import Place
 from forkpoint.server.session.ports import FollowAsk
@@ -67,6 +67,10 @@ async def test_a_workflow_says_how_many_standbys_its_sessions_have(memory_site: 
     await first.node.update_session(name, None, None, None, None, standbys=0)
     await until(lambda: not followers(memory_site))
     assert (await first.node.get_workflow("w")).standbys == 2
+    (child,) = await first.fork(name, "child")
+    passing, _ = await first.node.fork(ForkCall(name, 1, session_ids=("passing",), transient=True))
+    rows = [(await first.catalog.get_session(one)).standbys for one in (child, passing[0].row.name)]
+    assert rows == [2, 0], "children are new sessions of the workflow; what may be thrown away needs no standby"
 
 
 async def test_a_standby_gives_its_slot_to_the_sessions_of_its_node(memory_site: Site) -> None:
