@@ -13,9 +13,13 @@ import tempfile
 import time
 from collections.abc import Coroutine
 from pathlib import Path
+from typing import Final
 
 from tests.chaos.run import play
 from tests.chaos.verdict import Settings, Verdict
+
+BROKEN_OFF: Final = 130
+"""Exit status of a run that a signal ended."""
 
 
 def settings() -> tuple[Settings, Path | None, bool]:
@@ -33,6 +37,7 @@ def settings() -> tuple[Settings, Path | None, bool]:
     parser.add_argument("--slots", type=int, default=24, help="sessions in a node's memory")
     parser.add_argument("--evils", choices=("all", "kills"), default="all")
     parser.add_argument("--killers", type=int, default=1, help="sequences of kills beside each other")
+    parser.add_argument("--between", type=int, default=50, help="tokens that clients get between two kills")
     parser.add_argument("--folder", type=Path, help="where files of the run stay (default: removed when it is over)")
     parser.add_argument("--quiet", action="store_true", help="print the seed and the summary only")
     given = vars(parser.parse_args())
@@ -61,7 +66,11 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="forkpoint-chaos-") as temporary:
         if folder is not None:
             folder.mkdir(parents=True, exist_ok=True)
-        verdict = asyncio.run(until_told(play(chosen, (folder or Path(temporary)).absolute(), tell)))
+        try:
+            verdict = asyncio.run(until_told(play(chosen, (folder or Path(temporary)).absolute(), tell)))
+        except asyncio.CancelledError:
+            print("broken off")
+            return BROKEN_OFF
     for problem in (*verdict.lost, *verdict.divergent, *verdict.stale, *verdict.findings, *verdict.nodes):
         print(f"PROBLEM: {problem}", flush=True)
     print(verdict.line(chosen))

@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
@@ -16,6 +17,8 @@ from tests.chaos.redis_pair import RedisPair
 from tests.support.talkers import insist
 
 HOUR_US: Final = 3_600_000_000
+CALM_SECONDS: Final = 20.0
+LIFE_SECONDS: Final = 0.05
 BEYOND_LEASE_SECONDS: Final = 5.5
 """A node that stands still for so long is taken for dead: lease, skew, and a look of the others."""
 
@@ -94,12 +97,18 @@ class Nemesis:
     """Who asks for moves."""
     sessions: Callable[[], Sequence[Session]]
     """Those that live now."""
+    shown: Callable[[], int] = lambda: 0
+    """Tokens that clients got so far."""
+    between: int = 0
+    """So many of them come between two kills, if they come within CALM_SECONDS: a cluster that is killed faster than it
+    can take over does nothing else, and what it does is what is looked at."""
     counts: Counter[str] = field(default_factory=Counter)
     outcomes: Counter[str] = field(default_factory=Counter)
     """What moves and drains came to."""
     skipped: dict[str, str] = field(default_factory=dict)
     """Kinds that can't be done here, and why."""
     _stop: asyncio.Event = field(default_factory=asyncio.Event)
+    _next_kill: int = 0
 
     def __post_init__(self) -> None:
         self._deeds: dict[str, Callable[[Evil], Awaitable[None]]] = {
@@ -149,8 +158,16 @@ class Nemesis:
             return False
         return True
 
+    async def _life(self) -> None:
+        """Wait until the cluster has done something since the last kill."""
+        deadline = time.monotonic() + CALM_SECONDS
+        while self.shown() < self._next_kill and time.monotonic() < deadline and not self._stop.is_set():
+            await asyncio.sleep(LIFE_SECONDS)
+        self._next_kill = self.shown() + self.between
+
     async def _kill(self, evil: Evil) -> None:
         seat = self.seats[evil.node]
+        await self._life()
         async with seat.busy:
             await seat.kill()
             await asyncio.sleep(evil.seconds if evil.dice < 0.3 else 0.0)

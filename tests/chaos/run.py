@@ -52,7 +52,14 @@ class Play:
         async with AsyncExitStack() as stack:
             clients = [await stack.enter_async_context(self.site.client(n)) for n in range(len(self.site.seats))]
             self.nemesis = Nemesis(
-                self.site.seats, self.site.network, self.site.redis, self._tell, clients[-1], self._sessions
+                self.site.seats,
+                self.site.network,
+                self.site.redis,
+                self._tell,
+                clients[-1],
+                self._sessions,
+                lambda: self._shown,
+                self.settings.between,
             )
             reader = await stack.enter_async_context(self.site.client(0))
             seat = await self.site.quiet()

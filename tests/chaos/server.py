@@ -12,8 +12,10 @@ from forkpoint.server.app import END_TOKEN, TINY_MODEL, Parts, TokenizerCodec
 from forkpoint.server.engine.base import Engine
 from forkpoint.server.engine.open import open_engine
 from forkpoint.server.main import log_json, serve_until_signal
+from forkpoint.server.rpc.peerblobs import PeerBlobs
 from forkpoint.server.session.ports import TextCodec
 from forkpoint.statestore.open import open_blobs, open_catalog
+from forkpoint.statestore.whole import is_whole
 from tests.chaos.gate import Gate
 from tests.chaos.knobs import KnobClock, Knobs, SlowBlobs
 from tests.chaos.order import LEAKED, NO_STORE, Order
@@ -43,7 +45,8 @@ def parts_of(config: ServerConfig, order: Order, knobs: Knobs | None) -> Parts:
     """The stores that the config names, behind the knobs, and the engine that is asked for."""
     config.data.mkdir(parents=True, exist_ok=True)
     clock = SystemClock() if knobs is None else KnobClock(knobs)
-    blobs = open_blobs(config.blobs_url, config.namespace)
+    peer_blobs = PeerBlobs(is_whole, clock)
+    blobs = open_blobs(config.blobs_url, config.namespace, [peer_blobs])
     engine, codec, end_ids = _engine(config, order)
     shared = not config.catalog_url.startswith("memory:")
     catalog = open_catalog(config.catalog_url, clock)
@@ -58,6 +61,7 @@ def parts_of(config: ServerConfig, order: Order, knobs: Knobs | None) -> Parts:
         codec=codec,
         end_ids=end_ids,
         lease_catalog=(lambda: open_catalog(config.catalog_url, clock)) if shared else None,
+        peer_blobs=peer_blobs,
         clock=clock,
     )
 

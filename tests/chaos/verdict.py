@@ -35,6 +35,8 @@ class Settings:
     """Whether nodes can be made to wait at the steps of a move."""
     evils: str = "all"
     """`all`, or `kills`: nothing but the killers'."""
+    between: int = 50
+    """Tokens that clients get between two kills."""
     killers: int = 1
     """Sequences of kills beside each other."""
 
