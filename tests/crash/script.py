@@ -31,6 +31,7 @@ class Workload:
         """Every action is one acknowledged change."""
         catalog = self._catalog
         yield lambda: catalog.register_node(NodeRow("i1", "node-a", "127.0.0.1:1", "n"))
+        yield lambda: catalog.register_node(NodeRow("i2", "node-b", "127.0.0.1:2", "n"))
         yield lambda: catalog.create_workflow(WorkflowRow("w"), request("w"))
         yield lambda: catalog.create_session(new("s0"), request("s0"))
         yield lambda: catalog.acquire(name("s0"), "i1", 0)
@@ -40,7 +41,7 @@ class Workload:
         yield lambda: catalog.undelete_session(name("s0"))
 
     def _round(self, turn: int) -> Iterator[Action]:
-        """A turn of one session: prompt, answer, checkpoint, fork, rewind, hand over."""
+        """A turn of one session: prompt, answer, checkpoint, fork, rewind, move, release."""
         catalog, session, child = self._catalog, name(f"s{turn}"), name(f"s{turn + 1}")
         prompt = tuple(self._rng.randrange(50_000) for _ in range(self._rng.choice((5, 16, 33))))
         yield lambda: catalog.append(AppendTokens(session, 1, prompt, request=request(f"a{turn}")))
@@ -55,7 +56,11 @@ class Workload:
         yield lambda: self._together(session, child, turn)
         if turn % 2:
             yield lambda: catalog.rewind(session, 1, 3, request(f"r{turn}"))
-        yield lambda: catalog.release(session, 1, SessionState.PAUSED)
+        moves = turn % 3 == 0
+        if moves:
+            yield lambda: catalog.begin_migration(session, 1, f"m{turn}", "i2")
+            yield lambda: self._cut_over(session, f"m{turn}")
+        yield lambda: catalog.release(session, 1 + moves, SessionState.PAUSED)
         if turn % 3 == 2:
             yield lambda: catalog.delete_session(name(f"idle{turn}"), 1)
 
@@ -65,6 +70,11 @@ class Workload:
         commit = StepCommit(row.name, row.epoch, row.head, (100 + step,), generation, (-0.5,), finish)
         (outcome,) = await self._catalog.commit_step([commit])
         assert outcome.status.value == "COMMITTED"
+
+    async def _cut_over(self, session: SessionName, migration: str) -> None:
+        row = await self._catalog.get_session(session)
+        moved = await self._catalog.cut_over(row.name, row.epoch, migration, "i2", row.head, row.head_hash)
+        assert (moved.epoch, moved.owner) == (2, "i2")
 
     async def _together(self, session: SessionName, child: SessionName, turn: int) -> None:
         """Calls that wait at the same moment and so share one transaction; one of them fails alone."""
