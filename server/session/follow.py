@@ -13,6 +13,8 @@ from forkpoint.errors import (
     NodeDrainingError,
     NotFoundError,
     OutOfRangeError,
+    PreconditionError,
+    SessionRelocatingError,
     StaleEpochError,
     StoreFullError,
     StoreUnavailableError,
@@ -24,10 +26,13 @@ from forkpoint.server.session.follower import Follower
 from forkpoint.server.session.live import LiveSession, Place
 from forkpoint.server.session.logread import read_all
 from forkpoint.server.session.loop import StepLoop
+from forkpoint.server.session.membership import Membership
 from forkpoint.server.session.owner import Owners
+from forkpoint.server.session.placement import NodeState
 from forkpoint.server.session.ports import CutOverAsk, FollowAsk, FollowReport, Peers
 from forkpoint.server.session.promote import adopt
 from forkpoint.server.session.restore import Restorer
+from forkpoint.server.session.upkeep import survive
 from forkpoint.statestore.records import SessionRow, SessionState
 
 log = logging.getLogger(__name__)
@@ -43,15 +48,48 @@ class Followers:
     """All that this node follows. A follower writes nothing into the store, save that it pins what it restores."""
 
     def __init__(
-        self, core: NodeCore, owners: Owners, restorer: Restorer, residents: Residents, loop: StepLoop, peers: Peers
+        self,
+        core: NodeCore,
+        members: Membership,
+        owners: Owners,
+        restorer: Restorer,
+        residents: Residents,
+        loop: StepLoop,
+        peers: Peers,
     ) -> None:
         self._core = core
+        self._members = members
         self._owners = owners
         self._restorer = restorer
         self._residents = residents
         self._loop = loop
         self._peers = peers
         self._restores: set[asyncio.Task[None]] = set()
+
+    async def run(self) -> None:
+        """Take the sessions whose owners died, whether anything runs on them or not, for ever."""
+        while not self._core.draining:
+            for follower in list(self._core.follows.values()):
+                if follower.ready and self._is_dead(follower.ask.owner):
+                    await survive(self._inherit(follower), f"taking {follower.name}")
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._core.options.recovery_poll_seconds):
+                    await self._members.changed.wait()
+
+    def _is_dead(self, incarnation: str) -> bool:
+        """As far as this node's directory knows: whoever takes a session asks the store."""
+        node = self._members.node(incarnation)
+        return node is None or self._members.state(node) is NodeState.DEAD
+
+    async def _inherit(self, follower: Follower) -> None:
+        try:
+            await follower.promote()
+        except SessionRelocatingError:
+            return  # somebody has it, who may ask for a follower
+        except (NotFoundError, PreconditionError) as error:
+            await self._core.unfollow(follower, error)
+        else:
+            log.info("%s goes on here", follower.name)
 
     async def follow(self, ask: FollowAsk) -> AsyncGenerator[FollowReport, None]:
         """Follow a session until the iterator is closed; ends when this node has become its owner.

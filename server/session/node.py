@@ -137,7 +137,7 @@ class Node:
         self._presence = presence(core, members, lease_catalog)
         self._garbage = Garbage(core, blobs)
         elsewhere, peers = Elsewhere(core, members), peers or NoPeers()
-        self._followers = Followers(core, owners, restorer, residents, self._loop, peers)
+        self._followers = Followers(core, members, owners, restorer, residents, self._loop, peers)
         hand_over = HandOver(core, self._loop, settler, peers)
         self._migrations = Migrations(
             claims, self._loop, checkpointer, hand_over, self._views, members, elsewhere, peers
@@ -182,6 +182,7 @@ class Node:
         self._core.tasks.spawn(self._loop.run(), "step loop")
         self._core.tasks.spawn(self._recovery.run(), "recovery")
         self._core.tasks.spawn(self._upkeep.run(), "upkeep")
+        self._core.tasks.spawn(self._followers.run(), "followers")
         self._core.tasks.spawn(self._standbys.run(), "standbys")
         self._garbage.start()
 

@@ -17,12 +17,15 @@ from forkpoint.ids import SessionName
 from forkpoint.server.session.core import NodeCore
 from forkpoint.server.session.live import LiveSession
 from forkpoint.server.session.membership import Membership
+from forkpoint.server.session.placement import NodeState
 from forkpoint.server.session.ports import CutOverAsk
 from forkpoint.server.session.promote import catch_up, fit_generation, install, note_numerics
 from forkpoint.server.session.trials import Trials, Turn
 from forkpoint.server.session.whereabouts import Whereabouts, is_free
 from forkpoint.statestore.records import NodeRow, RequestKey, SessionRow, SessionState
 
+FOLLOWER_LOOK_SECONDS = 0.05
+"""How often a node looks whether a follower has taken the session that it leaves to it."""
 ACQUIRE_TRIES = 5
 """Others may take and give up a session while this node tries."""
 
@@ -166,6 +169,21 @@ class Owners:
             return None
         return await self._members.holder(row.owner)
 
+    async def _taken_by_follower(self, row: SessionRow) -> bool:
+        """A dead node's session that another node may have brought along is left to that one for a while, which needs
+        none to take it. Whether anybody took it, or anything else has changed."""
+        core = self._core
+        target = self._members.node(row.migration_target)
+        may_be_followed = row.standbys > 0 or (target is not None and self._members.state(target) is NodeState.SERVING)
+        if not may_be_followed or row.owner in ("", core.incarnation) or row.name in core.follows:
+            return False
+        until = core.clock.monotonic() + core.options.recovery_rank_seconds
+        while core.clock.monotonic() < until:
+            if (await core.catalog.get_session(row.name)).epoch != row.epoch:
+                return True
+            await asyncio.sleep(FOLLOWER_LOOK_SECONDS)
+        return False
+
     async def _acquire(self, name: SessionName, resume: bool, request: RequestKey | None, turn: Turn) -> SessionRow:
         for _ in range(ACQUIRE_TRIES):
             row = await self._core.catalog.get_session(name)
@@ -183,6 +201,8 @@ class Owners:
             if self._core.cordoned and row.owner != self._core.incarnation:
                 raise NodeDrainingError(self._core.options.node)
             self._core.refuse_when_stalled()
+            if await self._taken_by_follower(row):
+                continue
             if self._trials.is_suspect(row) and not turn.claimed:
                 await turn.claim()
                 continue  # it may have taken a while

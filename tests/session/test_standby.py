@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from forkpoint.errors import NodeCapacityError, StaleEpochError
+from forkpoint.errors import NodeCapacityError, SessionRelocatingError, StaleEpochError
 from forkpoint.ids import SessionName
 from forkpoint.server.session.api import CreateSession, ForkCall
 from forkpoint.server.session.follower import Follower
@@ -41,6 +41,23 @@ async def test_a_standby_goes_on_when_the_owner_is_killed(memory_site: Site) -> 
     assert second.node.counters.restores == 1, "nothing was restored for it"
     assert second.node.counters.replayed_tokens - replayed < 64, "it was near the head"
     await ends_well(memory_site, name, expected(PROMPT, 150), second)
+
+
+async def test_a_standby_takes_an_idle_session_before_anybody_asks_for_it(memory_site: Site) -> None:
+    first, second, third = await nodes(memory_site, 3)
+    name = await speaks(first)
+    await first.node.update_session(name, None, None, None, None, standbys=1)
+    await until(lambda: any(follower.ready for _, follower in followers(memory_site)))
+    ready = followers(memory_site)[0][0]
+    other = third if ready is second else second
+    await first.crash()
+    with pytest.raises(SessionRelocatingError) as sent:
+        await other.append(name, b"who has it?")
+    assert sent.value.address == ready.options.address
+    await ready.append(name, b" and on")
+    assert ready.node.counters.restores == 1 and other.node.counters.restores <= 1
+    await ready.node.update_session(name, None, None, None, None, standbys=0)
+    await ends_well(memory_site, name, [*PROMPT, *b" and on"], ready)
 
 
 async def test_a_standby_that_is_lost_is_replaced(memory_site: Site) -> None:
