@@ -32,7 +32,7 @@ from forkpoint.server.session.placement import NodeState
 from forkpoint.server.session.ports import CutOverAsk, FollowAsk, FollowReport, Peers
 from forkpoint.server.session.promote import adopt
 from forkpoint.server.session.restore import Restorer
-from forkpoint.server.session.upkeep import survive
+from forkpoint.server.session.tasks import survive
 from forkpoint.statestore.records import SessionRow, SessionState
 
 log = logging.getLogger(__name__)
@@ -207,11 +207,11 @@ class Followers:
 
     async def _look(self, follower: Follower) -> bool:
         """Take what the store knows and the follower does not. False: the log is another one, all begins anew."""
+        live, known = follower.live, follower.live.head
         row = await self._core.catalog.get_session(follower.name)
         if row.state is SessionState.DELETED:
             raise NotFoundError(str(row.name), "is deleted")
-        live = follower.live
-        if row.branch != live.row.branch or row.head < live.head:
+        if row.branch != live.row.branch or row.head < known:
             return False
         if row.head > live.head:
             missing = await read_all(self._core.catalog, row.name, live.head, row.head)

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 
 from forkpoint.errors import (
     NodeDrainingError,
@@ -76,7 +76,8 @@ class Owners:
             live = self._core.lives.get(name)
             if live is not None:
                 return live
-            async with self._trials.turn() as turn:
+            follower = self._core.follows.get(name)
+            async with self._trials.turn() as turn, follower.turn if follower else nullcontext():
                 turn.live = await self._take(await self._acquire(name, resume, request, turn))
                 return turn.live
 
