@@ -87,7 +87,11 @@ def _add_life(actions: "_Actions[_Parser]") -> None:
     _finish(update, calls.update)
     for name, action, text in (
         ("pause", calls.pause, "checkpoint, free the node's memory and give up ownership"),
-        ("resume", calls.resume, "take ownership and restore, on the server that is called"),
+        (
+            "resume",
+            calls.resume,
+            "take ownership and restore, at the server that is called or one with more room",
+        ),
         ("release", calls.release, "let a quarantined session take calls again"),
         ("cancel", calls.cancel, "end the running generation at a token border"),
         ("delete", calls.delete, "hide the session; its descendants live on"),

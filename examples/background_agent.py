@@ -11,20 +11,18 @@ from cluster import Cluster
 from forkpoint.client.sync import Client, Generation, Session
 
 TASK = b"import os\n\n\ndef total_size(folder):\n"
-TOKENS = 160
+TOKENS = 96
 
 
 def job(session: Session) -> Generation:
     """The agent's work, always the same call: whoever makes it first starts it, everyone else attaches to it."""
-    return session.generate(text=TASK, max_tokens=TOKENS, temperature=0.8, request_id=f"job of {session.name}")
+    return session.generate(max_tokens=TOKENS, temperature=0.8, request_id=f"job of {session.name}")
 
 
-def begin(client: Client, session_id: str, standbys: int) -> Session:
-    """Start an agent, and leave it to itself."""
+def hire(client: Client, session_id: str, standbys: int) -> Session:
+    """A session that knows its task."""
     session = client.sessions.create("agents", session_id, seed=7, standbys=standbys)
-    begun = job(session)
-    next(begun)
-    begun.detach()
+    session.append(text=TASK)
     return session
 
 
@@ -43,8 +41,11 @@ def main() -> None:
     """The whole example."""
     with Cluster(("a", "b")) as cluster, Client(cluster.addresses) as client:
         client.workflows.create("agents")
-        agent = begin(client, "with-standby", standbys=1)
+        agent = hire(client, "with-standby", standbys=1)
         wait_for_standby(client)
+        begun = job(agent)
+        next(begun)
+        begun.detach()  # from here on nobody listens
 
         victim = node_of(agent)
         print(f"the agent runs on {victim}, with a standby elsewhere; kill -9 {victim} at {agent.get().head} tokens")
@@ -52,7 +53,7 @@ def main() -> None:
         finished = job(agent).result()
         print(f"{node_of(agent)} took over and finished it: {len(finished.token_ids)} tokens")
 
-        twin = job(begin(client, "undisturbed", standbys=0)).result()
+        twin = job(hire(client, "undisturbed", standbys=0)).result()
         print(f"the same tokens as of an agent that nobody disturbed: {twin.token_ids == finished.token_ids}")
 
 

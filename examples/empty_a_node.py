@@ -11,8 +11,8 @@ from cluster import Cluster
 from forkpoint.client.client import Client
 from forkpoint.client.generation import Generation
 
-SESSIONS = 4
-TOKENS = 80
+SESSIONS = 3
+TOKENS = 64
 LEAVING = "a"
 
 

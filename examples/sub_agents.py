@@ -1,10 +1,11 @@
 """A tree of sub-agents with token budgets: several try, the best goes on, and all together stay within what they may.
 
-`python examples/sub_agents.py` starts two nodes of its own. Forks share their parent's past, so a branch costs what it
-generates and nothing else; it runs on its parent's node while that has room.
+`python examples/sub_agents.py` starts two nodes of its own; given HOST:PORT, it uses the nodes there. Forks share their
+parent's past, so a branch costs what it generates and nothing else; it runs on its parent's node while that has room.
 """
 
 import asyncio
+import sys
 from dataclasses import dataclass
 
 from cluster import Cluster
@@ -82,13 +83,16 @@ async def search(client: Client, budget: Budget) -> Session:
     return best
 
 
-async def main() -> None:
+async def main(addresses: list[str]) -> None:
     """The whole example."""
-    with Cluster(("a", "b")) as cluster:
-        async with Client(cluster.addresses) as client:
-            best = await search(client, Budget(TREE_TOKENS))
-            print((await best.tokens().result()).text.decode(errors="replace"))
+    async with Client(addresses) as client:
+        best = await search(client, Budget(TREE_TOKENS))
+        print((await best.tokens().result()).text.decode(errors="replace"))
 
 
 if __name__ == "__main__":
-    asyncio.run(main())
+    if len(sys.argv) > 1:
+        asyncio.run(main(sys.argv[1:]))
+    else:
+        with Cluster(("a", "b")) as cluster:
+            asyncio.run(main(cluster.addresses))
