@@ -1,0 +1,28 @@
+"""The tables of a cluster's figures are those of their result files."""
+
+from pathlib import Path
+
+from benchmarks.cluster_table import NAMES, NOT_RUN, PAGE, filled
+from benchmarks.page import END
+from benchmarks.percentile import percentile
+from benchmarks.record import Measurement, save
+from benchmarks.recovery import resumed
+
+
+def test_every_result_file_has_its_table_and_a_missing_one_is_told(tmp_path: Path) -> None:
+    row = Measurement("tiny, 1,024 tokens", "downtime of a move, p50", "ms", 10.0, "re-prefill", 500.0)
+    save("migration", [row], "two cores", "0123abcd", tmp_path)
+    page = filled("\n".join(f"<!-- table: {name} -->\n{END}" for name in NAMES), tmp_path)
+    assert "| tiny, 1,024 tokens | downtime of a move, p50 | 10 ms | re-prefill: 500 ms | 50.00 |" in page
+    assert page.count(NOT_RUN) == len(NAMES) - 1
+
+
+def test_the_page_in_the_repository_is_that_of_its_result_files() -> None:
+    page = PAGE.read_text(encoding="utf-8")
+    assert filled(page) == page
+
+
+def test_a_wait_ends_with_the_token_behind_the_longest_gap_after_the_kill() -> None:
+    times = [1.0, 9.0, 9.1, 9.2, 13.0, 13.1, 14.0]
+    assert resumed(times, killed=9.15) == 13.0
+    assert percentile([3.0, 1.0, 2.0], 0.5) == 2.0 and percentile([3.0, 1.0, 2.0], 0.99) == 3.0
