@@ -13,7 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-START_SECONDS = 120.0
+START_SECONDS = 300.0
 
 
 class Cluster:

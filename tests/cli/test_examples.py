@@ -51,7 +51,7 @@ def test_an_example_shows_what_it_says(request: pytest.FixtureRequest, tmp_path:
         capture_output=True,
         text=True,
         env=os.environ | {"PYTHONPATH": str(ROOT / "src")},
-        timeout=300,
+        timeout=600,
         check=False,
     )
     assert result.returncode == 0, result.stderr
