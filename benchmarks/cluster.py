@@ -53,7 +53,8 @@ class NodeProcess:
         self._ready.unlink(missing_ok=True)
         own = {key: value for key, value in os.environ.items() if not key.startswith(ENVIRONMENT_PREFIX)}
         own |= {f"{ENVIRONMENT_PREFIX}{key.upper()}": str(value) for key, value in self._settings.items()}
-        own["PYTHONPATH"] = os.pathsep.join((str(ROOT / "src"), str(ROOT)))
+        paths = (str(ROOT / "src"), str(ROOT), os.environ.get("PYTHONPATH", ""))
+        own["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)
         with (self._folder / f"{self.name}.log").open("ab") as log:
             self._process = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-m", "benchmarks.cluster"), cwd=ROOT, env=own, stdin=DEVNULL, stdout=log, stderr=log
