@@ -18,8 +18,8 @@ from tests.chaos.network import Network
 from tests.chaos.order import NO_STORE, Order
 
 ROOT: Final = Path(__file__).resolve().parents[2]
-READY_SECONDS: Final = 60.0
-STOP_SECONDS: Final = 30.0
+READY_SECONDS: Final = 180.0
+STOP_SECONDS: Final = 60.0
 POLL_SECONDS: Final = 0.01
 
 

@@ -10,12 +10,14 @@ from typing import Final
 import redis
 
 from tests.chaos.network import STORE, Network
-from tests.support.redis_servers import START_SECONDS, binary, free_port
+from tests.support.redis_servers import binary, free_port
 
 PORT: Final = 6379
 SERVERS: Final = ("r1", "r2")
 ALWAYS: Final = ("--appendonly", "yes", "--appendfsync", "always", "--save", "", "--protected-mode", "no")
 POLL_SECONDS: Final = 0.02
+PATIENCE_SECONDS: Final = 120.0
+"""A server on a busy machine may take long to answer, and a replica to come along; one that takes longer is broken."""
 
 
 class RedisMachine:
@@ -41,7 +43,7 @@ class RedisMachine:
             command += ["--replicaof", f"{primary.host} {primary.port}"]
         with (self._folder / "log").open("ab") as log:
             self._process = subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
-        async with asyncio.timeout(START_SECONDS):
+        async with asyncio.timeout(PATIENCE_SECONDS):
             while not await self._answers():
                 assert self._process.poll() is None, f"{self.name} ended: {(self._folder / 'log').read_text()[-500:]}"
                 await asyncio.sleep(POLL_SECONDS)
@@ -52,7 +54,7 @@ class RedisMachine:
 
     async def in_sync(self) -> None:
         """Wait until this replica has all that its primary has."""
-        async with asyncio.timeout(START_SECONDS):
+        async with asyncio.timeout(PATIENCE_SECONDS):
             while True:
                 with_link = await self.command("INFO", "replication")
                 if isinstance(with_link, dict) and with_link.get("master_link_status") == "up":
@@ -77,7 +79,7 @@ class RedisMachine:
             return False
 
     def _command(self, *words: str) -> object:
-        with redis.Redis(self.host, self.port, socket_timeout=5, socket_connect_timeout=5) as client:
+        with redis.Redis(self.host, self.port, socket_timeout=30, socket_connect_timeout=30) as client:
             return client.execute_command(*words)
 
 

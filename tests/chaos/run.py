@@ -8,6 +8,8 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Final
 
+from redis.exceptions import RedisError
+
 from forkpoint.client.client import Client
 from forkpoint.client.errors import RemoteError
 from forkpoint.client.session import Session
@@ -103,11 +105,11 @@ class Play:
         self.verdict.lost += [f"a session did not end within {SETTLE_SECONDS:g} s of calm" for _ in hanging]
 
     async def _lane(self, source: DeedSource) -> None:
-        """One sequence of evils; a node that fails by itself ends the run."""
+        """One sequence of evils; a node that fails by itself, or a store that does not come back, ends the run."""
         try:
             await self.nemesis.run(source)
-        except NodeFailedError as error:
-            self.verdict.nodes.append(str(error))
+        except (NodeFailedError, TimeoutError, RedisError) as error:
+            self.verdict.nodes.append(f"{type(error).__name__}: {error}")
             self._broken = True
 
     async def _wait(self, began: float) -> None:
