@@ -40,9 +40,10 @@ def check_owned(row: SessionRow, epoch: int) -> None:
         raise StaleEpochError(str(row.name), epoch, row.epoch)
 
 
-def count_takeover(row: SessionRow, incarnation: str) -> tuple[int, int]:
-    """`takeovers` and `takeover_head` of a session that `incarnation` acquires."""
-    if row.owner in ("", incarnation):
+def count_takeover(row: SessionRow, incarnation: str, generates: bool) -> tuple[int, int]:
+    """`takeovers` and `takeover_head` of a session that `incarnation` acquires. One that had nothing to do when its
+    owner was lost has not stood in the way of progress."""
+    if row.owner in ("", incarnation) or not generates:
         return row.takeovers, row.takeover_head
     return row.takeovers + 1 if row.head == row.takeover_head else 1, row.head
 
@@ -100,14 +101,20 @@ def check_position(name: SessionName, position: int, head: int) -> None:
         raise PositionBeyondHeadError(str(name), position, head)
 
 
-def check_children(fork: ForkSessions) -> None:
-    """Children lie in the parent's workflow and have names of their own."""
-    seen: set[SessionName] = set()
+def check_child_workflows(fork: ForkSessions) -> None:
+    """Children lie in the parent's workflow. Raises InvalidFieldError."""
     for child in fork.children:
         if child.name.workflow != fork.parent.workflow:
             raise InvalidFieldError(
                 "session_ids", f"{child.name} is outside {fork.parent.workflow!r}: forks stay in it"
             )
+
+
+def check_children(fork: ForkSessions) -> None:
+    """Children lie in the parent's workflow and have names of their own."""
+    check_child_workflows(fork)
+    seen: set[SessionName] = set()
+    for child in fork.children:
         if child.name in seen:
             raise AlreadyExistsError(str(child.name))
         seen.add(child.name)

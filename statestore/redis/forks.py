@@ -10,12 +10,12 @@ from forkpoint.statestore.redis.functions import Answer, Argument, Refusal
 from forkpoint.statestore.redis.hashes import chain_bytes, fields_of, session_fields, session_of
 from forkpoint.statestore.redis.refusals import session_error
 from forkpoint.statestore.redis.sessions import answered
-from forkpoint.statestore.rules import check_children, check_position
+from forkpoint.statestore.rules import check_child_workflows, check_position
 
 
 async def fork(access: Access, call: ForkSessions) -> ForkOutcome:
     """Catalog.fork. One round trip at the head."""
-    check_children(call)
+    check_child_workflows(call)
     children: list[Argument] = [len(call.children)]
     for child in call.children:
         children += [child.name.session, *session_fields(child)]

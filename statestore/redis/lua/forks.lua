@@ -33,10 +33,29 @@ local function birth_at(base, position, known, branch, head, chain)
   return {head = position, chain = known.chain, branch = below}
 end
 
+-- The children of a call, {id, fields} each, or nil and which name is there twice.
+local function take_children(take)
+  local children, seen = {}, {}
+  for i = 1, tonumber(take()) do
+    local session = take()
+    children[i] = {session, take_list(take)}
+    if seen[session] then
+      return nil, {'EXISTS', session}
+    end
+    seen[session] = true
+  end
+  return children
+end
+
 register_write('fork', function(tx, take)
   local base, parent, position = tx.base, take(), take()
   local known = {branch = take(), chain = take()}
-  local row, refusal = live(base, parent, 'branch', 'head', 'chain', 'exact', 'numerics')
+  local children, refusal = take_children(take)
+  if not children then
+    return nil, refusal
+  end
+  local row
+  row, refusal = live(base, parent, 'branch', 'head', 'chain', 'exact', 'numerics')
   if not row then
     return nil, refusal
   end
@@ -45,11 +64,8 @@ register_write('fork', function(tx, take)
   if not birth then
     return nil, refusal
   end
-  local children = {}
-  for i = 1, tonumber(take()) do
-    local session = take()
-    children[i] = {session, take_list(take)}
-    refusal = check_new(base, session)
+  for _, child in ipairs(children) do
+    refusal = check_new(base, child[1])
     if refusal then
       return nil, refusal
     end
