@@ -165,8 +165,8 @@ class Catalog(CollectionCatalog, Protocol):
         self, name: SessionName, incarnation: str, expected_epoch: int, request: RequestKey | None = None
     ) -> SessionRow:
         """Make `incarnation` the owner, epoch + 1, state ACTIVE, no migration. Raises StaleEpochError unless at
-        `expected_epoch`. Taken from another owner, who did not release it, `takeovers` is one more than it was, or 1
-        when the head is not `takeover_head` any more; `takeover_head` is then the head."""
+        `expected_epoch`. Taken from another owner, who did not release it, while a generation is open, `takeovers` is
+        one more than it was, or 1 when the head is not `takeover_head` any more; `takeover_head` is then the head."""
         ...
 
     async def release(

@@ -177,7 +177,7 @@ class SessionRow:
     migration_target: str = ""
     """Incarnation that it goes to."""
     takeovers: int = 0
-    """How many owners in a row lost it without its log having grown since the first of them."""
+    """How many owners in a row lost it while it generated, without its log having grown since the first of them."""
     takeover_head: int = 0
     """Its head when the last one lost it."""
 

@@ -155,9 +155,10 @@ class MemorySessions(MemoryRows):
         answer = self._answer(request, "acquire")
         if answer is not None:
             return session_from_value(answer)
-        current = self._live(name).row
+        stored = self._live(name)
+        current = stored.row
         check_epoch(name, expected_epoch, current.epoch)
-        takeovers, takeover_head = count_takeover(current, incarnation)
+        takeovers, takeover_head = count_takeover(current, incarnation, stored.open_generation is not None)
         row = self._change(
             name,
             owner=incarnation,

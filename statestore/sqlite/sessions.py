@@ -219,15 +219,15 @@ def acquire(tx: Tx, name: SessionName, incarnation: str, expected_epoch: int, re
     answer = requests.find(tx, request, "acquire")
     if answer is not None:
         return session_from_value(answer)
-    current = live(tx, name).row
-    check_epoch(name, expected_epoch, current.epoch)
+    stored = live(tx, name)
+    check_epoch(name, expected_epoch, stored.row.epoch)
     row = change(
         tx,
         name,
         "owner = ?, epoch = epoch + 1, state = 'ACTIVE', state_reason = '', takeovers = ?, takeover_head = ?,"
         f" {NO_MIGRATION}",
         incarnation,
-        *count_takeover(current, incarnation),
+        *count_takeover(stored.row, incarnation, stored.open_generation is not None),
     )
     requests.store(tx, request, "acquire", session_to_value(row))
     return row

@@ -345,32 +345,50 @@ def lost(row: SessionRow) -> tuple[int, int]:
     return row.takeovers, row.takeover_head
 
 
-async def test_owners_that_lose_a_session_in_a_row_are_counted(catalog: Catalog) -> None:
-    row = await owned(catalog, "s")
+async def generating(catalog: Catalog, session: str = "s") -> SessionName:
+    """A session of node-a at epoch 1 and head 2 with an open generation."""
+    row = await owned(catalog, session)
     assert lost(row) == (0, 0), "who comes first takes it from nobody"
-    await catalog.append(AppendTokens(name("s"), 1, (1, 2)))
+    await catalog.begin_generation(BeginGeneration(row.name, 1, "g", PARAMS, (1, 2)))
+    return row.name
+
+
+async def test_owners_that_lose_a_session_in_a_row_are_counted(catalog: Catalog) -> None:
+    session = await generating(catalog)
     for epoch in (1, 2, 3):
-        assert lost(await catalog.acquire(name("s"), f"node-{epoch}", epoch)) == (epoch, 2)
+        row = await catalog.acquire(session, f"node-{epoch}", epoch)
+        assert lost(row) == (epoch, 2)
+        assert row == await catalog.get_session(session)
 
 
 async def test_a_log_that_grew_since_starts_the_count_anew(catalog: Catalog) -> None:
-    await owned(catalog, "s")
+    session = await generating(catalog)
     for epoch in (1, 2):
-        await catalog.acquire(name("s"), f"node-{epoch}", epoch)
-    await catalog.append(AppendTokens(name("s"), 3, (1, 2)))
-    assert lost(await catalog.acquire(name("s"), "node-d", 3)) == (1, 2)
+        await catalog.acquire(session, f"node-{epoch}", epoch)
+    await catalog.commit_step([StepCommit(session, 3, 2, (3,), "g")])
+    assert lost(await catalog.acquire(session, "node-d", 3)) == (1, 3)
+
+
+async def test_a_session_that_had_nothing_to_do_did_not_cost_its_owner(catalog: Catalog) -> None:
+    """However many owners of an idle session die: a standby may have taken it each time."""
+    session = await generating(catalog)
+    await catalog.acquire(session, "node-b", 1)
+    await catalog.commit_step([StepCommit(session, 2, 2, (), "g", finish=FinishReason.CANCELLED)])
+    for epoch in (2, 3, 4, 5):
+        assert lost(await catalog.acquire(session, f"node-{epoch}", epoch)) == (1, 2)
+    await catalog.begin_generation(BeginGeneration(session, 6, "h", PARAMS))
+    assert lost(await catalog.acquire(session, "node-c", 6)) == (2, 2)
 
 
 async def test_who_takes_its_own_session_again_has_not_lost_it(catalog: Catalog) -> None:
-    await owned(catalog, "s")
-    await catalog.acquire(name("s"), "node-b", 1)
-    assert lost(await catalog.acquire(name("s"), "node-b", 2)) == (1, 0)
+    session = await generating(catalog)
+    await catalog.acquire(session, "node-b", 1)
+    assert lost(await catalog.acquire(session, "node-b", 2)) == (1, 2)
 
 
 async def test_a_release_and_a_cut_over_end_the_count(catalog: Catalog) -> None:
     for session in ("s", "t"):
-        await leaving(catalog, session)
-        await catalog.acquire(name(session), "node-b", 1)
+        await catalog.acquire(await generating(catalog, session), "node-b", 1)
     assert (await catalog.release(name("s"), 2, SessionState.ACTIVE)).takeovers == 0
     assert (await catalog.acquire(name("s"), "node-c", 2)).takeovers == 0
     row = await catalog.begin_migration(name("t"), 2, MOVE, "node-c")

@@ -9,7 +9,7 @@ import pytest
 
 from forkpoint.errors import StateIncompatibleError
 from forkpoint.statestore.base import Catalog
-from forkpoint.statestore.calls import StepCommit, StepStatus
+from forkpoint.statestore.calls import BeginGeneration, StepCommit, StepStatus
 from forkpoint.statestore.check import Severity, check
 from forkpoint.statestore.manifest import unseal
 from forkpoint.statestore.memory.blobs import MemoryBlobs
@@ -23,7 +23,7 @@ from tests.golden.make_store import TOKENS, manifest
 from tests.golden.test_catalog_v1 import tables
 from tests.support.redis_servers import redis_server, shared_server
 from tests.support.redis_stores import products, redis_catalog, store_url
-from tests.support.store import MARKER, POLICY, ManualClock, name, request
+from tests.support.store import MARKER, PARAMS, POLICY, ManualClock, name, request
 
 FOLDER = Path(__file__).parent / "store-v2"
 OpenStore = Callable[[], Awaitable[Catalog]]
@@ -118,6 +118,7 @@ async def test_a_store_of_version_2_does_what_one_of_this_version_does(reopen: O
     row = await catalog.begin_migration(name("s"), 1, "m", "inc-2")
     moved = await catalog.cut_over(name("s"), 1, "m", "inc-2", row.head, row.head_hash)
     assert (moved.epoch, moved.owner, moved.head) == (2, "inc-2", 43)
+    await catalog.begin_generation(BeginGeneration(name("taken"), 2, "g-2", PARAMS))
     assert (await catalog.acquire(name("taken"), "inc-3", 2)).takeovers == 1
     assert (await catalog.release_quarantine(name("isolated"))).state is SessionState.ACTIVE
     assert (await catalog.update_session(name("child"), None, standbys=1)).standbys == 1

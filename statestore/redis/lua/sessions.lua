@@ -147,12 +147,12 @@ end)
 
 register_write('acquire', function(tx, take)
   local session, epoch, owner = take(), take(), take()
-  local row, refusal = owned(tx.base, session, epoch, 'owner', 'head', 'takeovers', 'takeover_head')
+  local row, refusal = owned(tx.base, session, epoch, 'owner', 'head', 'takeovers', 'takeover_head', 'generation')
   if not row then
     return nil, refusal
   end
   local fields, head = {'owner', owner, 'state', 'ACTIVE', 'reason', ''}, row[3]
-  if row[2] ~= '' and row[2] ~= owner then
+  if row[2] ~= '' and row[2] ~= owner and row[6] ~= '' then
     local takeovers = head == row[5] and tonumber(row[4]) or 0
     for _, value in ipairs({'takeovers', whole(takeovers + 1), 'takeover_head', head}) do
       table.insert(fields, value)
