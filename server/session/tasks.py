@@ -2,10 +2,10 @@
 
 import asyncio
 import logging
-from collections.abc import Coroutine
+from collections.abc import Awaitable, Coroutine
 from typing import Any, TypeVar
 
-from forkpoint.errors import NodeDrainingError
+from forkpoint.errors import ForkpointError, NodeDrainingError
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
@@ -78,6 +78,16 @@ class TaskOwner:
             await self._closing.wait()
             for task in self._tasks:
                 task.cancel()
+
+
+async def survive(round_: Awaitable[object], what: str) -> None:
+    """Whatever goes wrong in a round, the next one comes."""
+    try:
+        await round_
+    except ForkpointError as error:
+        log.warning("%s failed: %s", what, error)
+    except Exception:
+        log.exception("%s failed", what)
 
 
 async def _logged(work: Coroutine[Any, Any, object], name: str) -> None:
