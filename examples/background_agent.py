@@ -4,8 +4,6 @@
 who listens to it: whoever knows its request id attaches, reads from any position, and leaves again.
 """
 
-import time
-
 from cluster import Cluster
 
 from forkpoint.client.sync import Client, Generation, Session
@@ -28,8 +26,10 @@ def hire(client: Client, session_id: str, standbys: int) -> Session:
 
 def wait_for_standby(client: Client) -> None:
     """Return once some node follows a session of another one."""
-    while not any(node.following for node in client.nodes.list()):
-        time.sleep(0.05)
+    with client.nodes.watch() as events:
+        for event in events:
+            if event.node.following:
+                return
 
 
 def node_of(session: Session) -> str:

@@ -7,13 +7,14 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-START_SECONDS = 300.0
+LOOK_SECONDS, LOOKS_MAX = 0.05, 6000
+"""How often and how many times a node is asked whether it serves."""
 
 
 class Cluster:
@@ -50,12 +51,13 @@ class Cluster:
 
     def address(self, name: str) -> str:
         """Where a node listens; waits until it serves."""
-        process, deadline = self._running[name], time.monotonic() + START_SECONDS
-        while not self._port_file(name).exists():
-            if process.poll() is not None or time.monotonic() > deadline:
-                raise RuntimeError(f"{name} does not serve:\n{self._log(name).read_text()[-2000:]}")
-            time.sleep(0.05)
-        return self._port_file(name).read_text()
+        for _ in range(LOOKS_MAX):
+            if self._port_file(name).exists():
+                return self._port_file(name).read_text()
+            with suppress(subprocess.TimeoutExpired):
+                self._running[name].wait(LOOK_SECONDS)
+                break  # it has ended
+        raise RuntimeError(f"{name} does not serve:\n{self._log(name).read_text()[-2000:]}")
 
     def start(self, name: str) -> None:
         """Start a node; it serves some seconds later."""

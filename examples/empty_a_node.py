@@ -39,21 +39,16 @@ async def main() -> None:
                 await session.append(text=b"import os\n\n\ndef total_size(folder):\n")
                 generations.append(client.sessions.open(session.name).generate(max_tokens=TOKENS, temperature=0.8))
                 begun.append(asyncio.Event())
-            readers = [
-                asyncio.create_task(follow(generation, event))
-                for generation, event in zip(generations, begun, strict=True)
-            ]
-            for event in begun:
-                await event.wait()
-
-            drained = await client.nodes.drain(LEAVING).result()
-            print(f"{drained.sessions_moved} moved off {LEAVING}, {drained.sessions_parked} parked,", end=" ")
-            print(f"{drained.sessions_left} left")
-            status = await asyncio.to_thread(cluster.stop, LEAVING)
-            print(f"{LEAVING} stopped with status {status}")
-
-            pauses = await asyncio.gather(*readers)
-            print(f"the longest time without a token: {max(pauses):.2f} s")
+            async with asyncio.TaskGroup() as group:
+                readers = [group.create_task(follow(*pair)) for pair in zip(generations, begun, strict=True)]
+                for event in begun:
+                    await event.wait()
+                drained = await client.nodes.drain(LEAVING).result()
+                print(f"{drained.sessions_moved} moved off {LEAVING}, {drained.sessions_parked} parked,", end=" ")
+                print(f"{drained.sessions_left} left")
+                status = await asyncio.to_thread(cluster.stop, LEAVING)
+                print(f"{LEAVING} stopped with status {status}")
+            print(f"the longest time without a token: {max(reader.result() for reader in readers):.2f} s")
             whole = True
             for generation in generations:
                 log = await client.sessions.open(generation.request.name).tokens().result()

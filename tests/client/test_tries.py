@@ -64,8 +64,9 @@ async def test_what_is_not_marked_retryable_is_sent_once(code: grpc.StatusCode, 
         assert second.calls == []
 
 
-async def test_what_is_unavailable_is_the_same_call_at_the_next_address() -> None:
-    async with fake_node(ReleaseQuarantine=[[GONE]]) as first, fake_node(ReleaseQuarantine=[[SESSION]]) as second:
+@pytest.mark.parametrize("refused", [GONE, Refused(grpc.StatusCode.CANCELLED, "")], ids=["it says so", "it stops"])
+async def test_what_is_unavailable_is_the_same_call_at_the_next_address(refused: Refused) -> None:
+    async with fake_node(ReleaseQuarantine=[[refused]]) as first, fake_node(ReleaseQuarantine=[[SESSION]]) as second:
         async with Client([first.address, second.address]) as client:
             assert (await release(client)).head == 5
             assert (await release(client)).head == 5
@@ -88,7 +89,9 @@ async def test_the_deadline_is_for_all_tries_together() -> None:
     async with fake_node(UndrainNode=[[slow, GONE]]) as first, fake_node(UndrainNode=[[undrained]]) as second:
         wire = Wire([first.address, second.address])
         request = admin_pb2.UndrainNodeRequest(name="nodes/a")
-        call = asyncio.create_task(wire.unary(lambda c: c.admin.UndrainNode, request, "", 100.0))
+        call = asyncio.create_task(  # owner: awaited below
+            wire.unary(lambda c: c.admin.UndrainNode, request, "", 100.0)
+        )
         await asyncio.sleep(0.3)
         slow.over.set()
         assert (await call).name == "nodes/a"
@@ -225,9 +228,9 @@ async def test_closing_a_client_ends_what_waits_for_it() -> None:
         client = Client(fake.address)
         session = client.sessions.open(NAME)
         waiting = [
-            asyncio.create_task(client.nodes.undrain("a")),
-            asyncio.create_task(client.nodes.drain("a").result()),
-            asyncio.create_task(session.generate().result()),
+            asyncio.create_task(client.nodes.undrain("a")),  # owner: gathered below, as the next two
+            asyncio.create_task(client.nodes.drain("a").result()),  # owner: as above
+            asyncio.create_task(session.generate().result()),  # owner: as above
         ]
         async with asyncio.timeout(10):
             while len(fake.calls) < 3:
@@ -242,7 +245,7 @@ async def test_closing_a_client_ends_what_waits_for_it() -> None:
 
 async def test_a_task_that_is_cancelled_is_cancelled() -> None:
     async with fake_node(UndrainNode=[[Silence()]]) as fake, Client(fake.address) as client:
-        task = asyncio.create_task(client.nodes.undrain("a"))
+        task = asyncio.create_task(client.nodes.undrain("a"))  # owner: awaited below
         async with asyncio.timeout(10):
             while not fake.calls:
                 await asyncio.sleep(0.01)
