@@ -219,14 +219,14 @@ Global___FetchBlobRequest: _TypeAlias = FetchBlobRequest  # noqa: Y015
 
 @_typing.final
 class BlobFrame(_message.Message):
-    """Consecutive bytes of a blob, at most 1 MiB."""
+    """Consecutive bytes of a blob's frame, at most 1 MiB."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     TOTAL_BYTES_FIELD_NUMBER: _builtins.int
     DATA_FIELD_NUMBER: _builtins.int
     total_bytes: _builtins.int
-    """of the whole blob; in the first frame"""
+    """of the blob with its header; in the first piece"""
     data: _builtins.bytes
     def __init__(
         self,

@@ -84,7 +84,7 @@ class PeerServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def FetchBlob(self, request, context):
-        """The bytes of one blob, raw and in order. NOT_FOUND when no node-local tier has it.
+        """One blob as it is stored, in its frame (docs/formats.md), in order. NOT_FOUND when no node-local tier has it.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

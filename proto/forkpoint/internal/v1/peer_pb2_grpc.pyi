@@ -45,7 +45,7 @@ class PeerServiceStub:
     HasBlobs: _grpc.UnaryUnaryMultiCallable[_peer_pb2.HasBlobsRequest, _peer_pb2.HasBlobsResponse]
     """Which of the blobs a node-local tier of this node holds."""
     FetchBlob: _grpc.UnaryStreamMultiCallable[_peer_pb2.FetchBlobRequest, _peer_pb2.BlobFrame]
-    """The bytes of one blob, raw and in order. NOT_FOUND when no node-local tier has it."""
+    """One blob as it is stored, in its frame (docs/formats.md), in order. NOT_FOUND when no node-local tier has it."""
 
 @_typing.type_check_only
 class PeerServiceAsyncStub(PeerServiceStub):
@@ -62,7 +62,7 @@ class PeerServiceAsyncStub(PeerServiceStub):
     HasBlobs: _aio.UnaryUnaryMultiCallable[_peer_pb2.HasBlobsRequest, _peer_pb2.HasBlobsResponse]  # type: ignore[assignment]
     """Which of the blobs a node-local tier of this node holds."""
     FetchBlob: _aio.UnaryStreamMultiCallable[_peer_pb2.FetchBlobRequest, _peer_pb2.BlobFrame]  # type: ignore[assignment]
-    """The bytes of one blob, raw and in order. NOT_FOUND when no node-local tier has it."""
+    """One blob as it is stored, in its frame (docs/formats.md), in order. NOT_FOUND when no node-local tier has it."""
 
 class PeerServiceServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -100,6 +100,6 @@ class PeerServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _peer_pb2.FetchBlobRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_peer_pb2.BlobFrame], _abc.AsyncIterator[_peer_pb2.BlobFrame]]:
-        """The bytes of one blob, raw and in order. NOT_FOUND when no node-local tier has it."""
+        """One blob as it is stored, in its frame (docs/formats.md), in order. NOT_FOUND when no node-local tier has it."""
 
 def add_PeerServiceServicer_to_server(servicer: PeerServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
