@@ -13,6 +13,7 @@ from tests.support.hash_engine import HashEngine, continuation
 from tests.support.moving import GREEDY
 from tests.support.rpc_nodes import Nodes, nodes
 from tests.support.rpc_site import Refusal, Served, settled
+from tests.support.session_site import background
 
 TEXT = "a session that is at home wherever its tokens are known, and nowhere for long"
 PROMPT = list(TEXT.encode())
@@ -66,7 +67,7 @@ async def test_a_session_moves_under_its_readers_whoever_is_asked(three: Nodes) 
     session = await a.session("s", TEXT)
     there = c.client.sessions.open(session.name)
     tokens: list[int] = []
-    reading = asyncio.get_running_loop().create_task(read(there, 300, tokens))
+    reading = background(read(there, 300, tokens))
     await reached(tokens, 5)
     source = owner(three, session)
     target = next(name for name in "ab" if name != source)
@@ -90,7 +91,7 @@ async def test_a_standby_goes_on_when_its_owner_dies(three: Nodes) -> None:
     updated = reader.client.sessions.open(session.name)
     await updated.update(standbys=1)
     tokens: list[int] = []
-    reading = asyncio.get_running_loop().create_task(read(updated, 300, tokens))
+    reading = background(read(updated, 300, tokens))
 
     def standby() -> str:
         for name, served in three.by_name.items():

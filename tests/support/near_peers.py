@@ -113,7 +113,8 @@ class NearPeers:
     async def _while_reached(self, address: str, items: AsyncGenerator[Answer, None]) -> AsyncGenerator[Answer, None]:
         """The items until the other end can't be reached any more."""
         node = self.street.nodes.get(address)
-        following = asyncio.get_running_loop().create_task(_next(items))  # owner: this call
+        begin = asyncio.get_running_loop().create_task  # owner: this call, which ends what it began
+        following = begin(_next(items))
         try:
             while True:
                 await asyncio.wait((following,), timeout=0.01)
@@ -125,7 +126,7 @@ class NearPeers:
                     except StopAsyncIteration:
                         return
                     yield item
-                    following = asyncio.get_running_loop().create_task(_next(items))
+                    following = begin(_next(items))
         finally:
             following.cancel()
             await asyncio.gather(following, return_exceptions=True)
