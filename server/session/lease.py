@@ -110,20 +110,22 @@ class DeathWatch:
     """Judges other incarnations: dead at once when their flock is free, and when their counter stands still for TTL +
     skew on this process's clock.
 
-    A counter may also stand still because the store takes no renewals, or because this process was stopped and sees
-    nothing: as long as the own counter does not move either, nobody's patience runs out, and once it moves again after
-    a rest everybody's begins anew.
+    A counter may also stand still because the store takes no renewals, or because this process was stopped and saw
+    nothing. So time passes for the others only while the own counter moves: each of its moves proves at most half of
+    that time, and after a rest that is longer than all of it everybody's time begins anew.
     """
 
     def __init__(self, clock: Clock, patience: float) -> None:
         self._clock = clock
         self._patience = patience
         self._seen: dict[str, tuple[int, float]] = {}
-        """Counter of each incarnation, and when it was first seen."""
-        self._proven: float | None = None
-        """When the own counter was last seen to have moved; None: never."""
+        """Counter of each incarnation, and when it was first seen, in proven time."""
+        self._proven = 0.0
+        """Seconds that had passed when the own counter was last seen to have moved."""
+        self._moved: float | None = None
+        """When that was, on our clock; None: never."""
         self._looked = 0.0
-        """When the last look began."""
+        """When the last look began, on our clock."""
 
     def observe(self, nodes: Sequence[NodeRow], own: str, began: float) -> None:
         """Note rows that were read just now, by a read that began at `began`; `own`: who reads."""
@@ -131,28 +133,27 @@ class DeathWatch:
         self._looked = began
         mine = next((node.counter for node in nodes if node.incarnation == own), None)
         if mine is not None and self._seen.get(own, (None, 0.0))[0] != mine:
-            if self._proven is None or now - self._proven > self._rest:
+            if self._moved is None or now - self._moved > self._patience:
                 self._seen.clear()
-            self._proven = now
+            self._proven, self._moved = self._time(now), now
         listed = {node.incarnation for node in nodes}
         self._seen = {incarnation: seen for incarnation, seen in self._seen.items() if incarnation in listed}
         for node in nodes:
-            counter, _ = self._seen.get(node.incarnation, (None, now))
-            if counter != node.counter:
-                self._seen[node.incarnation] = (node.counter, now)
+            if self._seen.get(node.incarnation, (None, 0.0))[0] != node.counter:
+                self._seen[node.incarnation] = (node.counter, self._time(now))
 
     def is_dead(self, node: NodeRow) -> bool:
         """Whether an incarnation is certainly dead, by what was observed; it blocks for no time."""
         if node.lock_path and lock_is_free(Path(node.lock_path)):
             return True
         # A held lock proves no life: a process that is stopped holds it as well.
-        if self._proven is None or node.incarnation not in self._seen:
+        if self._moved is None or node.incarnation not in self._seen:
             return False
         counter, since = self._seen[node.incarnation]
-        until = min(self._looked, self._proven + self._rest)
-        return counter == node.counter and until - since >= self._patience
+        return counter == node.counter and self._time(self._looked) - since >= self._patience
 
-    @property
-    def _rest(self) -> float:
-        """Seconds for which the own counter may stand still like everybody's: more than one renewal."""
-        return self._patience / 2
+    def _time(self, when: float) -> float:
+        """Proven seconds at a moment of our clock."""
+        if self._moved is None:
+            return self._proven
+        return self._proven + min(max(0.0, when - self._moved), self._patience / 2)

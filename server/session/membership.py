@@ -6,13 +6,13 @@ from collections import Counter
 from collections.abc import AsyncIterator
 from dataclasses import replace
 
-from forkpoint.errors import ForkpointError
 from forkpoint.server.session.api import NodeEvent, NodeView
 from forkpoint.server.session.changes import Signal
 from forkpoint.server.session.core import NodeCore
 from forkpoint.server.session.lease import DeathWatch
 from forkpoint.server.session.live import Place
 from forkpoint.server.session.placement import Candidate, NodeState
+from forkpoint.server.session.tasks import survive
 from forkpoint.statestore.records import NodeRow, NodeStatus
 
 log = logging.getLogger(__name__)
@@ -41,19 +41,14 @@ class Membership:
     async def run(self) -> None:
         """Look again and again."""
         while True:
-            try:
-                await self.refresh()
-            except ForkpointError as error:
-                log.warning("the nodes could not be read: %s", error)
-            except Exception:
-                log.exception("looking at the nodes failed")
+            await survive(self.refresh(), "looking at the nodes")
             await asyncio.sleep(self._core.options.watch_seconds)
 
     async def tell(self) -> None:
         """Ask the engine again and again how much room it has, for `status`. While the engine is busy the answer is
         late, and the status as old as that."""
         while True:
-            await self._core.engine.capacity()
+            await survive(self._core.engine.capacity(), "asking the engine for its room")
             await asyncio.sleep(self._core.options.lease_renew_seconds)
 
     async def refresh(self) -> tuple[NodeRow, ...]:

@@ -12,8 +12,8 @@ from forkpoint.server.session.lease import remove_lock_file
 from forkpoint.server.session.membership import Membership
 from forkpoint.server.session.owner import Owners
 from forkpoint.server.session.placement import NodeState, rank
+from forkpoint.server.session.tasks import survive
 from forkpoint.server.session.trials import Trials
-from forkpoint.server.session.upkeep import survive
 from forkpoint.statestore.records import NodeRow, SessionRow, SessionState
 
 log = logging.getLogger(__name__)

@@ -16,8 +16,8 @@ log = logging.getLogger(__name__)
 
 TRIAL_SECONDS: Final = 30.0
 """A trial that shows nothing for so long is over: the others are not to wait for ever."""
-LOOK_SECONDS: Final = 1.0
-"""How often a trial is looked at that nobody tells of; one of a session that asks for nothing is over then."""
+LOOK_SECONDS: Final = 0.1
+"""How long a session that nobody tells anything of must want nothing, for its trial to be over."""
 
 
 class Turn:

@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable
 
 from forkpoint.errors import ForkpointError, NotFoundError, SessionRelocatingError, UnavailableError
 from forkpoint.ids import SessionName
@@ -10,6 +9,7 @@ from forkpoint.limits import PAGE_SIZE_MAX
 from forkpoint.server.session.core import NodeCore
 from forkpoint.server.session.lifecycle import Lifecycle
 from forkpoint.server.session.live import LiveSession
+from forkpoint.server.session.tasks import survive
 from forkpoint.statestore.records import SessionState
 
 log = logging.getLogger(__name__)
@@ -70,13 +70,3 @@ class Upkeep:
             return  # its owner does it, or another node did it
         except ForkpointError as error:
             log.warning("%s could not be deleted when it expired: %s", name, error)
-
-
-async def survive(round_: Awaitable[None], what: str) -> None:
-    """Whatever goes wrong in a round, the next one comes."""
-    try:
-        await round_
-    except ForkpointError as error:
-        log.warning("%s failed: %s", what, error)
-    except Exception:
-        log.exception("%s failed", what)

@@ -124,6 +124,17 @@ def test_nobody_is_dead_while_the_store_takes_no_renewals_and_all_get_their_time
     assert looks.on(1.5) is True
 
 
+def test_a_store_that_takes_renewals_slowly_hides_no_death() -> None:
+    looks = Looks()
+    looks.renews = False
+    seconds = 0.0
+    while not looks.watch.is_dead(looks.other):
+        looks.on(2.5)
+        looks.own += 1
+        seconds += 2.5
+        assert seconds < 8
+
+
 def test_who_was_stopped_judges_nobody_by_what_it_did_not_see() -> None:
     looks = Looks()
     looks.other_renews = True

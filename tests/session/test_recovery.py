@@ -25,6 +25,8 @@ from tests.support.session_site import FAST, Read, Running, Site, background, ke
 PROMPT = list(b"what was begun is finished")
 GREEDY = Sample(0.0, 0, 1.0, 0.0, 7)
 POISON = 255
+SURE = replace(FAST, lease_ttl_seconds=5.0)
+"""Locks tell of deaths; nobody is taken for dead because the machine is busy."""
 
 
 class MortalEngine(HashEngine):
@@ -75,10 +77,10 @@ async def finished(node: Running, names: Sequence[SessionName], tokens: int = 40
 
 
 async def test_the_sessions_of_a_dead_node_are_divided_and_each_is_taken_once(site: Site) -> None:
-    first = await site.node(HashEngine(slots=16))
+    first = await site.node(HashEngine(slots=16), options=SURE)
     first.engine.step_pause = 0.003
     await first.workflow()
-    others = [await site.node(HashEngine(slots=16)) for _ in range(2)]
+    others = [await site.node(HashEngine(slots=16), options=SURE) for _ in range(2)]
     names = await begun(first, 12, tokens=100)
     epochs = {name: (await first.catalog.get_session(name)).epoch for name in names}
     await first.crash()
@@ -91,10 +93,10 @@ async def test_the_sessions_of_a_dead_node_are_divided_and_each_is_taken_once(si
 
 
 async def test_a_session_that_its_first_heir_does_not_take_goes_to_the_next(site: Site) -> None:
-    first = await site.node()
+    first = await site.node(options=SURE)
     first.engine.step_pause = 0.003
     await first.workflow()
-    unable, able = await site.node(), await site.node()
+    unable, able = await site.node(options=SURE), await site.node(options=SURE)
     names = await begun(first, 6)
     unable.faults.before["acquire"] = StoreUnavailableError("catalog", "not for you")
     await first.crash()
@@ -105,14 +107,14 @@ async def test_a_session_that_its_first_heir_does_not_take_goes_to_the_next(site
 
 async def test_what_was_used_last_is_taken_first(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = MortalEngine()
-    first = await site.node(engine)
+    first = await site.node(engine, options=SURE)
     await first.workflow()
     names = await begun(first, 5, tokens=500)
     engine.gate.clear()
     await asyncio.sleep(0.05)
     order = [row.name for row in await first.catalog.list_open_generations()]
     assert set(order) == set(names)
-    second = await site.node()
+    second = await site.node(options=SURE)
     taken: list[SessionName] = []
     acquire = second.node._core.catalog.acquire
 
@@ -144,7 +146,7 @@ async def test_idle_sessions_of_a_dead_node_wait_for_a_touch(site: Site) -> None
 
 
 async def test_a_session_that_three_nodes_died_of_is_quarantined_and_its_neighbours_live_on(site: Site) -> None:
-    nodes = [await site.node(engine := MortalEngine())]
+    nodes = [await site.node(engine := MortalEngine(), options=SURE)]
     engine.step_pause = 0.002
     await nodes[0].workflow()
     names = await begun(nodes[0], 5, tokens=150)
@@ -157,7 +159,7 @@ async def test_a_session_that_three_nodes_died_of_is_quarantined_and_its_neighbo
         assert isinstance(victim.engine, MortalEngine)
         mortal = victim.engine
         await until(lambda mortal=mortal: mortal.died)  # type: ignore[misc]
-        nodes.append(await site.node(heir := MortalEngine()))
+        nodes.append(await site.node(heir := MortalEngine(), options=SURE))
         heir.step_pause = 0.002
         await victim.crash()
         mortal.bury()
@@ -181,16 +183,16 @@ async def test_a_session_that_three_nodes_died_of_is_quarantined_and_its_neighbo
 async def test_of_sessions_that_lost_an_owner_without_progress_one_at_a_time_is_tried(site: Site) -> None:
     """Two owners die before any session got on; at the third, the second session waits until the first has a token."""
     engines = [MortalEngine() for _ in range(3)]
-    first = await site.node(engines[0])
+    first = await site.node(engines[0], options=SURE)
     await first.workflow()
     names = await begun(first, 4, tokens=200)
     for engine in engines:
         engine.gate.clear()
-    second = await site.node(engines[1])
+    second = await site.node(engines[1], options=SURE)
     await first.crash()
     engines[0].bury()
     await until(lambda: len(second.node._core.lives) == 4)
-    third = await site.node(engines[2])
+    third = await site.node(engines[2], options=SURE)
     await second.crash()
     engines[1].bury()
     await until(lambda: len(third.node._core.lives) == 1)
@@ -210,12 +212,12 @@ async def test_of_sessions_that_lost_an_owner_without_progress_one_at_a_time_is_
 
 
 async def test_a_session_that_gets_on_between_deaths_is_never_suspected(site: Site) -> None:
-    node = await site.node()
+    node = await site.node(options=SURE)
     node.engine.step_pause = 0.003
     await node.workflow()
     names = await begun(node, 1, tokens=200)
     for _ in range(5):
-        heir = await site.node()
+        heir = await site.node(options=SURE)
         heir.engine.step_pause = 0.003
         head = (await heir.catalog.get_session(names[0])).head
         await node.crash()
@@ -229,7 +231,7 @@ async def test_a_session_that_gets_on_between_deaths_is_never_suspected(site: Si
 
 async def test_of_many_first_touches_at_several_nodes_one_takes_each_session(site: Site) -> None:
     sessions = 1000 if site.backend == "memory" else 100
-    nodes = [await site.node(options=replace(FAST, sweep_seconds=60.0)) for _ in range(4)]
+    nodes = [await site.node(options=replace(SURE, sweep_seconds=60.0)) for _ in range(4)]
     await nodes[0].workflow()
     names = [await nodes[0].session(f"s{number}") for number in range(sessions)]
 
@@ -253,10 +255,10 @@ async def test_of_many_first_touches_at_several_nodes_one_takes_each_session(sit
 
 
 async def test_a_directory_that_is_out_of_date_takes_nothing_from_the_living_and_finds_the_dead(site: Site) -> None:
-    stale = await site.node(options=replace(FAST, watch_seconds=60.0, recovery_look_seconds=60.0))
+    stale = await site.node(options=replace(SURE, watch_seconds=60.0, recovery_look_seconds=60.0))
     await stale.workflow()
     name = await stale.session("s")
-    newer = await site.node()
+    newer = await site.node(options=SURE)
     await newer.append(name, PROMPT)
     with pytest.raises(SessionRelocatingError) as caught:
         await stale.append(name, b"x")
@@ -268,10 +270,11 @@ async def test_a_directory_that_is_out_of_date_takes_nothing_from_the_living_and
 
 async def test_a_node_whose_engine_hangs_gives_up_its_sessions_says_so_and_comes_back(site: Site) -> None:
     engine = MortalEngine()
-    first = await site.node(engine, options=replace(FAST, stall_seconds=1.0))
+    patient = replace(FAST, lease_ttl_seconds=1.5, stall_seconds=1.0)
+    first = await site.node(engine, options=patient)
     await first.workflow()
     names = await begun(first, 3, tokens=300)
-    second = await site.node()
+    second = await site.node(options=replace(patient, stall_seconds=0.0))
     engine.gate.clear()
     await until(lambda: first.node.stalled == "a step")
     for refused in (first.append(names[0], b"x"), first.append(await first.session("new"), b"x")):
