@@ -41,8 +41,10 @@ class RemoteError(Exception):
 
     @property
     def is_retryable(self) -> bool:
-        """Whether the same call may be sent again by itself, here or elsewhere: the only code that says so."""
-        return self.code == grpc.StatusCode.UNAVAILABLE.name
+        """Whether the same call may be sent again by itself, here or elsewhere: UNAVAILABLE says so, and a CANCELLED
+        without a reason, which gRPC answers to calls that reach a server in the moment in which it stops."""
+        stopping = self.code == grpc.StatusCode.CANCELLED.name and not self.reason
+        return stopping or self.code == grpc.StatusCode.UNAVAILABLE.name
 
     @property
     def is_transport(self) -> bool:

@@ -106,11 +106,11 @@ async def test_a_generation_that_moves_takes_its_state_from_the_node_that_it_lea
 
 @pytest.mark.parametrize("sharing", [True, False], ids=["one folder", "folders of their own"])
 async def test_forks_of_a_session_elsewhere_begin_with_its_checkpoint(tmp_path: Path, sharing: bool) -> None:
-    where = {"blobs": f"file://{tmp_path / 'both'}"} if sharing else {}
+    place = f"file://{tmp_path / 'both'}" if sharing else ""
     async with (
         asyncio.timeout(30),
-        served(tmp_path / "a", node="a", catalog=catalog(tmp_path), **where) as a,
-        served(tmp_path / "b", workflow=False, node="b", catalog=catalog(tmp_path), **where) as b,
+        served(tmp_path / "a", node="a", catalog=catalog(tmp_path), blobs=place) as a,
+        served(tmp_path / "b", workflow=False, node="b", catalog=catalog(tmp_path), blobs=place) as b,
     ):
         session = await a.session("s", TEXT)
         await settled(session)

@@ -5,12 +5,16 @@ from collections import Counter
 from pathlib import Path
 
 import grpc
+import pytest
 
 from forkpoint.client.client import Client
+from forkpoint.client.errors import remote_error
 from forkpoint.client.generation import Generation
 from forkpoint.client.session import Session
+from forkpoint.client.wire import Connection
 from forkpoint.ids import SessionName
 from forkpoint.proto.forkpoint.v1 import admin_pb2 as pb
+from forkpoint.proto.forkpoint.v1 import session_service_pb2
 from forkpoint.server.engine.batch import Sample
 from tests.support.hash_engine import HashEngine, continuation
 from tests.support.rpc_nodes import Nodes, nodes
@@ -137,3 +141,28 @@ async def test_nodes_that_are_none_are_refused(tmp_path: Path) -> None:
         await a.running.node.members.refresh()
         async with Refusal(grpc.StatusCode.NOT_FOUND, "NOT_FOUND"):
             await drain(a, "b")
+
+
+async def test_calls_that_are_refused_while_a_node_stops_get_their_status_or_are_to_come_again(tmp_path: Path) -> None:
+    async with asyncio.timeout(60), nodes(tmp_path, "a") as cluster:
+        direct = Connection(cluster.by_name["a"].address)
+        request = session_service_pb2.GetSessionRequest(name="workflows/w/sessions/nobody")
+
+        async def ask() -> int:
+            """Until the node is gone; how often it said that there is no such session."""
+            for count in range(100_000):
+                with pytest.raises(grpc.aio.AioRpcError) as failure:
+                    await direct.sessions.GetSession(request, timeout=10)
+                error = remote_error(failure.value)
+                if error.is_retryable:
+                    return count
+                assert (error.code, error.reason) == ("NOT_FOUND", "NOT_FOUND"), error
+            raise AssertionError("the node never went")
+
+        try:
+            asking = asyncio.gather(*(ask() for _ in range(40)))
+            await asyncio.sleep(0.1)
+            await cluster.stop("a")
+            assert sum(await asking) > 40
+        finally:
+            await direct.channel.close()
