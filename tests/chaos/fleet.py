@@ -21,6 +21,8 @@ ROOT: Final = Path(__file__).resolve().parents[2]
 READY_SECONDS: Final = 180.0
 STOP_SECONDS: Final = 60.0
 POLL_SECONDS: Final = 0.01
+CUT_OFF: Final = "the drain took too long and was cut off"
+"""What such a server says (server/main.py)."""
 
 
 class NodeFailedError(AssertionError):
@@ -192,10 +194,10 @@ class Seat:
         self.statuses.append(status)
         return status
 
-    async def ended(self) -> int:
-        """Wait for its end, whoever brings it about; the exit status."""
-        assert self._end is not None
-        return await asyncio.shield(self._end)
+    @property
+    def cut_off(self) -> bool:
+        """Whether its last life ended at the deadline of SIGTERM, as one may whose machine is too busy."""
+        return bool(self.statuses) and self.statuses[-1] == 1 and CUT_OFF in self.log_tail(2)
 
     def log_tail(self, lines: int = 5) -> str:
         """Its last words."""

@@ -185,7 +185,7 @@ class Stage:
         """Stop the nodes; what is wrong with what they leave, and with what they said."""
         found = list(self.problems)
         for seat in self.site.seats:
-            if status := await seat.terminate():
+            if (status := await seat.terminate()) and not seat.cut_off:
                 found.append(f"{seat.name} ended with {status}:\n{seat.log_tail()}")
         found += unexpected([seat.log for seat in self.site.seats])
         found += stale_records(records_in(self.site.catalog_url))

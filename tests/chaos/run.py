@@ -158,7 +158,9 @@ class Play:
             except NodeFailedError as error:
                 verdict.nodes.append(str(error))
                 continue
-            if status != 0:
+            if seat.cut_off:
+                verdict.counts["drains cut off"] = verdict.counts.get("drains cut off", 0) + 1
+            elif status != 0:
                 verdict.nodes.append(f"{seat.name} ended with {status}:\n{seat.log_tail()}")
         verdict.nodes += unexpected([seat.log for seat in site.seats])
         verdict.stale = stale_records(records_in(site.catalog_url))
