@@ -45,26 +45,26 @@ class ForkImages:
         if parent.consumed > position or parent.consumed == 0:
             return
         engine = self._core.engine
+        # The parent may leave the node while its slot is copied: what it was is noted before.
+        image = ForkImage(
+            parent.sequence,
+            parent.consumed,
+            parent.can_sample,
+            parent.chain.copy(),
+            parent.numerics_ids,
+            parent.exact,
+            frozenset(parent.known_grids),
+            {child.name for child in children},
+        )
         try:
-            sequence = await engine.call(engine.engine.fork, parent.sequence)
+            image.sequence = await engine.call(engine.engine.fork, parent.sequence)
         except NodeCapacityError:
             return
         except Exception:
             # The children are in the catalog already: they do without an image.
             log.exception("no image of %s for its children", parent.name)
             return
-        self._images.append(
-            ForkImage(
-                sequence,
-                parent.consumed,
-                parent.can_sample,
-                parent.chain.copy(),
-                parent.numerics_ids,
-                parent.exact,
-                frozenset(parent.known_grids),
-                {child.name for child in children},
-            )
-        )
+        self._images.append(image)
         self._core.counters.fork_images += 1
 
     async def use(self, live: LiveSession) -> bool:

@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+import threading
 
 import pytest
 
@@ -12,6 +13,7 @@ from forkpoint.errors import (
     NotFoundError,
     PositionBeyondHeadError,
     StoreFullError,
+    UnavailableError,
 )
 from forkpoint.ids import SessionName
 from forkpoint.server.engine.batch import Sample
@@ -20,7 +22,7 @@ from forkpoint.server.session.seeds import child_seed, derive_seed
 from forkpoint.statestore.calls import AppendTokens
 from forkpoint.statestore.records import CheckpointPolicy, FinishReason, LogSlice, SessionState
 from tests.support.hash_engine import HashEngine, continuation
-from tests.support.session_site import Running, Site, background, key, until
+from tests.support.session_site import PATIENCE_SECONDS, Running, Site, background, key, until
 
 PROMPT = list(b"two roads diverged in a yellow wood")
 GREEDY = Sample(0.0, 0, 1.0, 0.0, 7)
@@ -362,3 +364,28 @@ async def test_a_child_that_another_owner_rewound_does_not_start_from_its_parent
     assert read.tokens == continuation(PROMPT[:20], 9, sample)[0]
     assert node.node.counters.fork_images_used == 0
     assert len(node.engine.sequences) == 2
+
+
+async def test_a_parent_may_leave_the_node_while_its_image_is_made(memory: Running) -> None:
+    name = await memory.session("s")
+    await memory.append(name, PROMPT)
+    await memory.idle(name)
+    entered, go_on, fork = threading.Event(), threading.Event(), memory.engine.fork
+
+    def slow_fork(sequence: int) -> int:
+        entered.set()
+        go_on.wait(PATIENCE_SECONDS)
+        return fork(sequence)
+
+    memory.engine.fork = slow_fork  # type: ignore[method-assign]
+    forking = background(memory.fork(name, "child"))
+    await until(entered.is_set)
+    core = memory.node._core
+    leaving = background(core.drop(core.lives[name], UnavailableError("it left")))
+    await until(lambda: name not in core.lives)
+    go_on.set()
+    (child,) = await forking
+    await leaving
+    read = await memory.generate(GenerateCall(child, key("g"), max_tokens=10, seed=7))
+    assert read.tokens == continuation(PROMPT, 10, GREEDY)[0]
+    assert memory.node.counters.fork_images_used == 1
