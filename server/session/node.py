@@ -256,8 +256,7 @@ class Node:
             check_labels(labels)
         if policy is not None:
             check_policy(policy)
-        if name not in self._core.lives:
-            await self._owners.leave_to_owner(name)
+        await self._owners.only_at_owner(name)
         row = await self._core.catalog.update_session(name, revision, labels, policy, expire_us, standbys)
         live = self._core.lives.get(name)
         if live is not None and live.epoch == row.epoch:

@@ -164,6 +164,13 @@ class Owners:
             row = await self._core.catalog.get_session(name)
             self._whereabouts.to_owner(row, await self.foreign_owner(row))
 
+    async def only_at_owner(self, name: SessionName) -> None:
+        """Raises SessionRelocatingError when a live node has the session, which is to hear of what is done."""
+        if name not in self._core.lives:
+            node = await self.foreign_owner(await self._core.catalog.get_session(name))
+            if node is not None:
+                raise SessionRelocatingError(str(name), node.node, node.address)
+
     async def foreign_owner(self, row: SessionRow) -> NodeRow | None:
         """The live node that has the session, None when this one may take it."""
         if row.owner in ("", self._core.incarnation):

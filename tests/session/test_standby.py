@@ -90,6 +90,15 @@ async def test_a_workflow_says_how_many_standbys_its_sessions_have(memory_site: 
     assert rows == [2, 0], "children are new sessions of the workflow; what may be thrown away needs no standby"
 
 
+async def test_an_update_goes_to_the_owner_who_is_to_go_by_it(memory_site: Site) -> None:
+    first, second = await nodes(memory_site)
+    name = await speaks(first)
+    with pytest.raises(SessionRelocatingError) as sent:
+        await second.node.update_session(name, None, None, None, None, standbys=1)
+    assert sent.value.address == first.options.address
+    assert (await first.catalog.get_session(name)).standbys == 0
+
+
 async def test_a_standby_gives_its_slot_to_the_sessions_of_its_node(memory_site: Site) -> None:
     first, second = await nodes(memory_site, slots=2)
     name = await speaks(first)
