@@ -128,7 +128,7 @@ class World:
                 problem = sight.problem()
                 if problem is not None:
                     raise Violation(problem)
-        self._judge_engines()
+        await self._judge_engines()
         await self._judge_manifests()
         await self._judge_store()
 
@@ -147,14 +147,18 @@ class World:
         if wrong is not None:
             raise Violation(f"{book.name}: {wrong}")
 
-    def _judge_engines(self) -> None:
-        """What is on an engine is the state of the tokens consumed."""
+    async def _judge_engines(self) -> None:
+        """What is on an engine is the state of the tokens consumed. Who was taken over unknowingly is out: it has what
+        was there until then, and nobody gets to see it."""
         books = {book.name: book for client in self.clients for book in client.books}
         for seat in self.seats:
             assert seat.node is not None and seat.engine is not None
             for name, live in [*seat.node._core.lives.items(), *_followed(seat)]:
                 book = books.get(name)
                 if live.place is not Place.RESIDENT or live.sequence is None or book is None or book.deleted:
+                    continue
+                row = await self.store.catalog.get_session(name)
+                if name in seat.node._core.lives and (row.owner, row.epoch) != (seat.node.incarnation, live.epoch):
                     continue
                 if self.store.lost and live.consumed > book.head:
                     continue  # an owner learns what the store lost when it is asked
