@@ -144,6 +144,26 @@ def join_address(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host and not host.startswith("[") else f"{host}:{port}"
 
 
+def node_options(config: ServerConfig, address: str, end_ids: tuple[int, ...]) -> NodeOptions:
+    """What the session layer is told of the settings; `address`: where others reach the node."""
+    return NodeOptions(
+        node=config.node,
+        address=address,
+        namespace=config.namespace,
+        lock_folder=config.data / "locks",
+        checkpoint_every_tokens=config.checkpoint_every,
+        checkpoint_on_turn_end=config.checkpoint_on_turn_end,
+        prefill_chunk_tokens=config.prefill_chunk,
+        stall_seconds=config.stall_seconds,
+        end_ids=end_ids,
+        retention=RetentionPolicy(config.keep_last, config.ladder_step),
+        gc_interval_seconds=config.gc_interval_seconds,
+        gc_grace_seconds=config.gc_grace_seconds,
+        gc_budget_bytes=config.gc_budget_bytes,
+        shutdown_seconds=NODE_SHUTDOWN_SECONDS,
+    )
+
+
 @asynccontextmanager
 async def serving(config: ServerConfig, parts: Parts | None = None) -> AsyncIterator[ServingNode]:
     """A node that serves inside the block; it drains at the block's end.
@@ -165,22 +185,7 @@ async def serving(config: ServerConfig, parts: Parts | None = None) -> AsyncIter
         await parts.blobs.open()
         if own:
             check_durability(config, parts.catalog)
-        options = NodeOptions(
-            node=config.node,
-            address=config.advertise or address,
-            namespace=config.namespace,
-            lock_folder=config.data / "locks",
-            checkpoint_every_tokens=config.checkpoint_every,
-            checkpoint_on_turn_end=config.checkpoint_on_turn_end,
-            prefill_chunk_tokens=config.prefill_chunk,
-            stall_seconds=config.stall_seconds,
-            end_ids=parts.end_ids,
-            retention=RetentionPolicy(config.keep_last, config.ladder_step),
-            gc_interval_seconds=config.gc_interval_seconds,
-            gc_grace_seconds=config.gc_grace_seconds,
-            gc_budget_bytes=config.gc_budget_bytes,
-            shutdown_seconds=NODE_SHUTDOWN_SECONDS,
-        )
+        options = node_options(config, config.advertise or address, parts.end_ids)
         channels = Channels()
         store = CheckpointStore(parts.catalog, parts.blobs, compress=config.compress)
         node = Node(
