@@ -22,8 +22,6 @@ from forkpoint.proto.forkpoint.v1 import (
 from forkpoint.proto.forkpoint.v1 import session_service_pb2 as pb
 from forkpoint.server.engine.batch import Sample
 from forkpoint.server.rpc import forward, routes
-from forkpoint.server.session.placement import Candidate, NodeState
-from forkpoint.statestore.records import NodeStatus
 from tests.support.hash_engine import HashEngine, continuation
 from tests.support.rpc_nodes import DIRECTLY, Nodes, nodes
 from tests.support.rpc_site import Refusal, Served
@@ -340,64 +338,6 @@ async def test_a_directory_that_names_a_node_that_is_gone_corrects_itself(pair: 
     assert done and {answer.epoch for answer in done} == {2}, "one new owner, whoever was asked first"
 
 
-async def test_the_first_touches_of_many_front_ends_make_one_owner_each(tmp_path: Path) -> None:
-    async with nodes(tmp_path, "abc", lambda: HashEngine(slots=64)) as three:
-        sites = list(three.by_name.values())
-        names = [(await sites[0].client.sessions.create("w", f"s{n}")).name for n in range(16)]
-
-        async def touch(site: Served, name: str) -> int:
-            request = pb.ResumeRequest(name=name, request_id=f"{name}-{site.address}"[-60:])
-            return (await site.raw.sessions.Resume(request)).session.epoch
-
-        epochs = await asyncio.gather(*(touch(site, name) for name in names for site in sites * 2))
-        assert set(epochs) == {1}
-        owners = {
-            name: {(await at(site, site.client.sessions.open(name)).get()).node for site in sites} for name in names
-        }
-        assert all(len(seen) == 1 for seen in owners.values())
-
-
-def candidates(**load: int) -> list[Candidate]:
-    """Nodes by incarnation, with so many sessions in ten slots."""
-    return [
-        Candidate(name, "hash-1", NodeState.SERVING, NodeStatus(slots_total=10, sessions=count))
-        for name, count in load.items()
-    ]
-
-
-async def test_a_session_that_nobody_owns_goes_to_the_node_with_more_room(
-    a: Served, b: Served, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    session = await a.client.sessions.create("w", "s")
-    ids = {site.address: site.running.node.incarnation for site in (a, b)}
-    busy = candidates(**{ids[a.address]: 1, ids[b.address]: 9})
-    monkeypatch.setattr(b.running.node.members, "candidates", lambda: busy)
-    assert (await at(b, session).append(text="x")).start == 0
-    assert (await session.get()).node == "nodes/a"
-    direct = (await a.client.sessions.create("w", "t")).name
-    await b.raw.sessions.Append(pb.AppendRequest(name=direct, text_utf8=b"x"), metadata=DIRECTLY)
-    assert (await a.client.sessions.open(direct).get()).node == "nodes/b", "who comes directly is served where it comes"
-
-
-async def test_a_node_that_turns_a_new_session_down_is_not_asked_again(
-    a: Served, b: Served, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    session = await a.client.sessions.create("w", "s")
-    ids = {site.address: site.running.node.incarnation for site in (a, b)}
-    busy = candidates(**{ids[a.address]: 1, ids[b.address]: 9})
-    monkeypatch.setattr(b.running.node.members, "candidates", lambda: busy)
-    await a.running.rpc.begin_drain()
-    assert (await at(b, session).append(text="x")).start == 0
-    assert (await b.client.sessions.open(session.name).get()).node == "nodes/b"
-
-
-async def test_a_fork_is_first_served_where_its_parents_state_is(a: Served, b: Served) -> None:
-    session = await a.session(text="hello")
-    (child,) = await at(b, session).fork(session_ids=["child"])
-    await at(b, child).generate(max_tokens=3).result()
-    assert (await child.get()).node == "nodes/a"
-
-
 async def test_a_session_is_moved_whoever_is_asked(tmp_path: Path) -> None:
     async with nodes(tmp_path, "abc") as three:
         session = await three.by_name["a"].session(text="hello")
@@ -405,14 +345,6 @@ async def test_a_session_is_moved_whoever_is_asked(tmp_path: Path) -> None:
         assert events[-1].session.node == "nodes/b"
         answer = await at(three.by_name["a"], session).append(text="x")
         assert (answer.start, answer.epoch) == (5, 2)
-
-
-async def test_a_node_that_is_to_take_nothing_new_sends_it_on(a: Served, b: Served) -> None:
-    session = await a.client.sessions.create("w", "s")
-    b.running.node._core.cordoned = True
-    await b.running.node.members.refresh()
-    assert (await at(b, session).append(text="x")).start == 0
-    assert (await session.get()).node == "nodes/a"
 
 
 async def test_forks_are_made_without_an_owner_that_is_out_of_reach(a: Served, b: Served) -> None:

@@ -129,7 +129,7 @@ async def test_a_follower_is_asked_for_and_reports(peers: GrpcPeers, other: tupl
 async def test_closing_the_reports_ends_the_follower(peers: GrpcPeers, other: tuple[OtherNode, NodeRow]) -> None:
     servicer, node = other
     servicer.hangs = True
-    async with aclosing(peers.follow(node, ASK)) as reports:  # type: ignore[type-var]
+    async with aclosing(peers.follow(node, ASK)) as reports:
         await anext(reports)
         assert servicer.open == 1
     await servicer.all_closed()
@@ -146,7 +146,7 @@ async def test_cancelling_who_waits_for_a_report_cancels_the_call_there(
         async for _ in peers.follow(node, ASK):
             first.set()
 
-    task = asyncio.create_task(watch())
+    task = asyncio.create_task(watch())  # owner: this test
     await first.wait()
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -245,7 +245,7 @@ async def test_all_calls_to_a_node_share_a_connection(
     assert len(servicer.peers) == 1
     assert list(channels.addresses) == [node.address]
     for follower in followers:
-        await follower.aclose()  # type: ignore[attr-defined]
+        await follower.aclose()
 
 
 async def test_a_channel_that_nobody_uses_is_closed(other: tuple[OtherNode, NodeRow]) -> None:
@@ -257,7 +257,7 @@ async def test_a_channel_that_nobody_uses_is_closed(other: tuple[OtherNode, Node
     await anext(follower)
     await asyncio.sleep(0.05)
     assert list(channels.addresses) == [node.address], "it is in use"
-    await follower.aclose()  # type: ignore[attr-defined]
+    await follower.aclose()
     async with asyncio.timeout(5):
         while channels.addresses:
             await asyncio.sleep(0.005)
@@ -273,7 +273,7 @@ async def test_calls_to_a_node_that_is_given_up_end_as_unavailable(
     servicer.hangs = True
     follower = peers.follow(node, ASK)
     await anext(follower)
-    cut = asyncio.create_task(peers.cut_over(node, CUT, 30.0))
+    cut = asyncio.create_task(peers.cut_over(node, CUT, 30.0))  # owner: this test
     async with asyncio.timeout(10):
         while len(servicer.asked) < 2:
             await asyncio.sleep(0.005)
@@ -301,4 +301,4 @@ async def test_a_reader_that_takes_its_time_makes_the_peer_wait(
         sent = servicer.sent
         await asyncio.sleep(0.2)
     assert sent < 60, "the rest is not kept here"
-    await tail.aclose()  # type: ignore[attr-defined]
+    await tail.aclose()

@@ -60,7 +60,7 @@ async def where(core: Any, row: SessionRow, members: Members, without: set[str] 
             return ""
         return members.placed[-1]
 
-    return await asyncio.create_task(ask())
+    return await asyncio.create_task(ask())  # owner: this call
 
 
 async def test_the_node_that_is_asked_serves_unless_another_is_clearly_better(site: Site) -> None:
@@ -97,4 +97,4 @@ async def test_what_no_caller_waits_for_stays_here(site: Site) -> None:
     async def recover() -> None:
         await Whereabouts(core, members).place(row)  # type: ignore[arg-type]
 
-    await asyncio.get_running_loop().create_task(recover(), context=contextvars.Context())
+    await asyncio.get_running_loop().create_task(recover(), context=contextvars.Context())  # owner: this test
