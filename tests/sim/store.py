@@ -142,6 +142,8 @@ class SimStore:
         if lost and self.durability is Durability.MEMORY:
             self.lost += 1
             self.watch.forget()
+        elif lost:
+            self.watch.take_back(self.catalog)
         self._trace.note("failover", self.term, [write.call.method for write in lost])
 
     def still_true(self, reply: Reply) -> bool:

@@ -53,6 +53,10 @@ class Watch:
         rows = {name: _row(catalog, name) for name in self._epochs}
         self._epochs = {name: row.epoch for name, row in rows.items() if row is not None}
 
+    def take_back(self, catalog: MemoryCatalog) -> None:
+        """Writes that nobody was told of are gone: epochs are those of what is left."""
+        self._epochs = {name: row.epoch for name in self._epochs if (row := _row(catalog, name)) is not None}
+
     def before(self, call: Call, catalog: MemoryCatalog) -> dict[SessionName, SessionRow]:
         """Rows of the sessions that the call may change."""
         names = _names(call) if call.port == "catalog" else []
