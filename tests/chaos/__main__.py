@@ -11,7 +11,7 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Coroutine
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
@@ -19,7 +19,7 @@ from tests.chaos.run import play
 from tests.chaos.verdict import Settings, Verdict
 
 BROKEN_OFF: Final = 130
-"""Exit status of a run that a signal ended."""
+"""Exit status of a run that two signals broke off."""
 
 
 def settings() -> tuple[Settings, Path | None, bool]:
@@ -45,11 +45,19 @@ def settings() -> tuple[Settings, Path | None, bool]:
     return Settings(**given), folder, quiet
 
 
-async def until_told(run: Coroutine[None, None, Verdict]) -> Verdict:
-    """The run; SIGTERM and SIGINT break it off, so that its networks and processes go."""
-    task = asyncio.get_running_loop().create_task(run)  # owner: this function
+async def until_told(chosen: Settings, folder: Path, tell: Callable[[str], None]) -> Verdict:
+    """The run; the first SIGTERM or SIGINT ends it early, with a verdict, the second breaks it off. Either way its
+    networks and processes go."""
+    enough, loop = asyncio.Event(), asyncio.get_running_loop()
+    task = loop.create_task(play(chosen, folder, tell, enough))  # owner: this function
+
+    def on_signal() -> None:
+        if enough.is_set():
+            task.cancel()
+        enough.set()
+
     for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, task.cancel)
+        loop.add_signal_handler(number, on_signal)
     return await task
 
 
@@ -67,7 +75,7 @@ def main() -> int:
         if folder is not None:
             folder.mkdir(parents=True, exist_ok=True)
         try:
-            verdict = asyncio.run(until_told(play(chosen, (folder or Path(temporary)).absolute(), tell)))
+            verdict = asyncio.run(until_told(chosen, (folder or Path(temporary)).absolute(), tell))
         except asyncio.CancelledError:
             print("broken off")
             return BROKEN_OFF

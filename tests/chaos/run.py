@@ -36,9 +36,10 @@ REFUSALS_MAX: Final = 5
 class Play:
     """The run of one site."""
 
-    def __init__(self, site: Site, tell: Callable[[str], None]) -> None:
+    def __init__(self, site: Site, tell: Callable[[str], None], enough: asyncio.Event) -> None:
         self.site, self.settings = site, site.settings
         self._tell = tell
+        self._enough = enough
         self.verdict = Verdict()
         self.nemesis: Nemesis
         self._stories: dict[int, Story] = {}
@@ -122,7 +123,7 @@ class Play:
                 self._tell(f"{reported - began:.0f} s: {kills} kills, {self._told} stories, {self._shown} tokens")
 
     def _is_over(self, began: float) -> bool:
-        if self._broken or len(self.verdict.nodes) > REFUSALS_MAX:
+        if self._broken or self._enough.is_set() or len(self.verdict.nodes) > REFUSALS_MAX:
             return True
         enough = self.nemesis.counts["kill"] >= self.settings.kills
         return enough and time.monotonic() - began >= self.settings.seconds
@@ -180,7 +181,9 @@ async def check_store(catalog_url: str, blobs_url: str) -> list[str]:
         await blobs.close()
 
 
-async def play(settings: Settings, folder: Path, tell: Callable[[str], None]) -> Verdict:
-    """A whole run in a folder of its own."""
+async def play(
+    settings: Settings, folder: Path, tell: Callable[[str], None], enough: asyncio.Event | None = None
+) -> Verdict:
+    """A whole run in a folder of its own; it ends early when `enough` is set."""
     async with Site(settings, folder) as site:
-        return await Play(site, tell).run()
+        return await Play(site, tell, enough or asyncio.Event()).run()
