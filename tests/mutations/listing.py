@@ -8,6 +8,7 @@ from tests.mutations.redis_listing import REDIS
 CRASH: Final = "tests/crash/test_crash.py"
 SHORT_CRASH: Final = f"{CRASH}::test_a_crash_of_a_short_script_keeps_everything_acknowledged"
 SIM: Final = "tests/sim/test_sim.py::test_every_promise_holds_in_every_run"
+SIM_STORE: Final = "tests/sim/test_sim.py::test_nobody_is_told_what_a_failover_can_take_back"
 FORKS: Final = "tests/exactness/test_forks.py::test_a_childs_tokens_never_reach_its_parent_or_its_siblings"
 EMBEDDED: Final = ("-k", "memory or sqlite")
 IN_MEMORY: Final = ("-k", "memory")
@@ -371,7 +372,7 @@ STORE_NODES: Final = (
         "tests/sim/store.py",
         "ready if self.durability is Durability.REPLICATED else self._loop.time()",
         "self._loop.time()",
-        (SIM,),
+        (SIM_STORE,),
     ),
     Mutation(
         "read-what-is-not-replicated",
@@ -379,7 +380,7 @@ STORE_NODES: Final = (
         "tests/sim/store.py",
         "            ready = max(ready, self._writes[-1].replicated)\n",
         "            pass\n",
-        (SIM,),
+        (SIM_STORE,),
     ),
 )
 

@@ -10,8 +10,13 @@ from pathlib import Path
 
 import pytest
 
+from forkpoint.errors import NotFoundError
+from forkpoint.statestore.records import Durability, WorkflowRow
 from tests.sim.loop import SimLoop, StuckError
 from tests.sim.process import Condition, Process
+from tests.sim.store import SimStore
+from tests.sim.trace import Trace
+from tests.sim.watch import Call
 from tests.sim.world import run_seed
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -45,6 +50,20 @@ def test_a_seed_is_the_same_run_in_any_process() -> None:
     once, again = digests("1", 20, 8), digests("2", 20, 8)
     assert once == again
     assert len(set(once.splitlines())) == 8
+
+
+def test_nobody_is_told_what_a_failover_can_take_back() -> None:
+    async def story() -> None:
+        own = asyncio.get_running_loop()
+        store = SimStore(own, random.Random(1), Durability.REPLICATED, Trace(own.time))
+        write = store.execute(Call("catalog", "create_workflow", (WorkflowRow("w"),)))
+        read = store.execute(Call("catalog", "get_workflow", ("w",)))
+        assert own.time() < write.ready == read.ready == store._writes[-1].replicated
+        store.fail_over()
+        assert not store.still_true(write) and not store.still_true(read)
+        assert isinstance(store.execute(Call("catalog", "get_workflow", ("w",))).error, NotFoundError)
+
+    loop().run(story(), 10)
 
 
 def test_time_is_virtual_and_passes_only_while_all_wait() -> None:
