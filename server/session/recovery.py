@@ -63,7 +63,8 @@ class Recovery:
         """
         core, members = self._core, self._members
         now = core.clock.monotonic()
-        self._due = now + core.options.recovery_poll_seconds
+        # Also of a look that fails, perhaps without waiting for anything: it rests like any other.
+        self._due, self._version = now + core.options.recovery_poll_seconds, members.version
         await members.refresh()
         self._version = members.version
         dead = [node for node in members.nodes if members.state(node) is NodeState.DEAD]
