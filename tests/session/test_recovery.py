@@ -18,7 +18,7 @@ from forkpoint.move_errors import NodeStalledError
 from forkpoint.server.engine.batch import Sample, Sampled, Work
 from forkpoint.server.session.api import GenerateCall
 from forkpoint.server.session.placement import NodeState
-from forkpoint.statestore.records import SessionState
+from forkpoint.statestore.records import NodeRow, SessionState
 from tests.support.hash_engine import HashEngine, continuation
 from tests.support.session_site import FAST, Read, Running, Site, background, key, until
 
@@ -319,3 +319,23 @@ async def test_release_of_a_session_that_is_not_quarantined_is_refused(node: Run
     name = await node.session("s")
     with pytest.raises(ForkpointError, match="not quarantined"):
         await node.node.release_quarantine(name, None)
+
+
+async def test_a_look_that_fails_at_once_is_not_made_again_at_once(
+    memory: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a store that is broken: nothing else would get its turn any more."""
+    looks = 0
+
+    async def refuse() -> list[NodeRow]:
+        nonlocal looks
+        looks += 1
+        if looks > 50:
+            raise asyncio.CancelledError
+        raise StoreUnavailableError("catalog", "it is broken")
+
+    monkeypatch.setattr(memory.node._core.catalog, "list_nodes", refuse)
+    memory.node._recovery.again()
+    await until(lambda: looks > 0)
+    await asyncio.sleep(0.01)
+    assert looks < 50
