@@ -93,9 +93,9 @@ class Play:
                 group.create_task(self._tell_stories(clients[worker % len(clients)], judge))
                 for worker in range(self.settings.sessions)
             ]
-            async with asyncio.TaskGroup() as lanes:
+            async with asyncio.TaskGroup() as group_of_lanes:
                 for lane in self.settings.lanes:
-                    lanes.create_task(self._lane(deeds(self.settings.seed, lane, len(self.site.seats))))
+                    group_of_lane_group.create_task(self._lane(deeds(self.settings.seed, lane, len(self.site.seats))))
                 await self._wait(began)
                 self.nemesis.stop()
             self._tell("all is well again")
