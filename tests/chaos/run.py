@@ -95,7 +95,7 @@ class Play:
             ]
             async with asyncio.TaskGroup() as group_of_lanes:
                 for lane in self.settings.lanes:
-                    group_of_lane_group.create_task(self._lane(deeds(self.settings.seed, lane, len(self.site.seats))))
+                    group_of_lanes.create_task(self._lane(deeds(self.settings.seed, lane, len(self.site.seats))))
                 await self._wait(began)
                 self.nemesis.stop()
             self._tell("all is well again")

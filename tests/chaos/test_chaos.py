@@ -20,7 +20,7 @@ from tests.chaos.verdict import Settings, unexpected
 from tests.support.hash_engine import HashEngine
 from tests.support.rpc_site import served
 
-SHORT = Settings(seed=20261130, seconds=10, sessions=50, tokens=24, step_pause_ms=10)
+SHORT = Settings(seed=20261130, seconds=7, sessions=50, tokens=24, step_pause_ms=10)
 
 
 async def test_three_nodes_over_redis_keep_every_promise_whatever_goes_wrong(tmp_path: Path) -> None:
