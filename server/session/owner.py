@@ -192,6 +192,11 @@ class Owners:
             await asyncio.sleep(FOLLOWER_LOOK_SECONDS)
         return False
 
+    def _was_elsewhere(self, row: SessionRow) -> bool:
+        """Whether the row's owner, which is lost, is not known to have been an earlier process of this node."""
+        lost = self._members.node(row.owner)
+        return lost is None or lost.node != self._core.options.node
+
     async def _acquire(self, name: SessionName, resume: bool, request: RequestKey | None, turn: Turn) -> SessionRow:
         for _ in range(ACQUIRE_TRIES):
             row = await self._core.catalog.get_session(name)
@@ -216,7 +221,7 @@ class Owners:
                 continue  # it may have taken a while
             try:
                 taken = await self._core.catalog.acquire(name, self._core.incarnation, row.epoch, request)
-                return await self._trials.acquit(taken)
+                return await self._trials.acquit(taken, elsewhere=self._was_elsewhere(row))
             except StaleEpochError:
                 continue
         raise await self.relocating(name)

@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 from typing import Final
 
 from forkpoint.errors import NodeDrainingError, SessionQuarantinedError
-from forkpoint.limits import TAKEOVERS_MAX
+from forkpoint.limits import TAKEOVERS_ALONE_MAX, TAKEOVERS_MAX
 from forkpoint.server.session.core import NodeCore
 from forkpoint.server.session.live import LiveSession
 from forkpoint.statestore.records import SessionRow, SessionState
@@ -63,14 +63,15 @@ class Trials:
         if turn.claimed and turn.live is not None:
             self._begin(turn.live)
 
-    async def acquit(self, row: SessionRow) -> SessionRow:
+    async def acquit(self, row: SessionRow, elsewhere: bool) -> SessionRow:
         """The row of a session that was just taken, if it may run at all. One that lost too many owners is given up.
+        `elsewhere`: the last of them was another node, not an earlier process of this one.
 
         Raises SessionQuarantinedError; StaleEpochError when another node has it meanwhile.
         """
-        if row.takeovers < TAKEOVERS_MAX:
+        if row.takeovers < (TAKEOVERS_MAX if elsewhere else TAKEOVERS_ALONE_MAX):
             return row
-        cause = f"{row.takeovers} nodes in a row were lost that had it, and none wrote a token behind {row.head}"
+        cause = f"{row.takeovers} owners in a row were lost that had it, and none wrote a token behind {row.head}"
         await self._core.catalog.release(row.name, row.epoch, SessionState.QUARANTINED, cause)
         self._core.counters.sessions_quarantined += 1
         log.error("%s is quarantined: %s", row.name, cause)

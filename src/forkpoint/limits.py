@@ -79,7 +79,10 @@ STALL_SECONDS_DEFAULT: Final = 60
 """A step, a call of the engine or a turn of the event loop that takes longer costs a node its lease: far above what a
 step takes, for a node that is taken for stalled loses all its sessions."""
 TAKEOVERS_MAX: Final = 3
-"""So many owners of a session in a row, lost without a token of progress: the next one lets it be."""
+"""So many owners of a session in a row, lost without a token of progress: another node lets it be."""
+TAKEOVERS_ALONE_MAX: Final = 10
+"""The same where the last owner was an earlier process of the same node: what ends a node's processes one after the
+other is rather the node's own fault than that of each of its sessions."""
 PEER_CONNECT_SECONDS: Final = 2.0
 """To open a connection to another node, before it counts as out of reach."""
 PEER_IDLE_SECONDS: Final = 60.0
@@ -121,6 +124,7 @@ assert 3 * max(APPEND_TEXT_BYTES_MAX, INPUT_TOKENS_MAX) < MESSAGE_BYTES_MAX, "an
 assert CHECKPOINTS_KEPT_MIN <= CHECKPOINTS_KEPT_DEFAULT <= CHECKPOINTS_KEPT_MAX
 assert LADDER_STEP_TOKENS_DEFAULT % TILE_TOKENS == 0
 assert COLLECTOR_TTL_SECONDS >= 3 * COLLECTOR_RENEW_SECONDS
+assert TAKEOVERS_MAX < TAKEOVERS_ALONE_MAX
 assert CUT_OVER_SECONDS < MOVE_WAIT_SECONDS
 assert LEASE_TTL_SECONDS >= 3 * LEASE_RENEW_SECONDS
 assert FORWARD_SECONDS_MAX > 2 * (LEASE_TTL_SECONDS + LEASE_SKEW_SECONDS)

@@ -13,9 +13,11 @@ from forkpoint.ids import SessionName
 from forkpoint.proto.forkpoint.v1 import admin_pb2 as pb
 from forkpoint.proto.forkpoint.v1 import session_pb2, session_service_pb2
 from forkpoint.server.engine.batch import Sampled, Work
+from forkpoint.statestore.calls import BeginGeneration
 from tests.support.hash_engine import HashEngine
 from tests.support.rpc_nodes import nodes
 from tests.support.rpc_site import Refusal, Served, served
+from tests.support.store import PARAMS
 
 
 @asynccontextmanager
@@ -66,18 +68,21 @@ async def test_who_watches_the_nodes_sees_them_come_drain_and_go(tmp_path: Path)
 async def test_a_quarantined_session_is_released_by_an_admin_and_takes_calls_again(site: Served) -> None:
     session = await site.session("s")
     catalog, name = site.parts.catalog, SessionName.parse(session.name)
-    for epoch in range(3):
+    await catalog.acquire(name, "dead-0", 0)
+    await catalog.begin_generation(BeginGeneration(name, 1, "g", PARAMS, (1, 2)))
+    for epoch in (1, 2):
         await catalog.acquire(name, f"dead-{epoch}", epoch)
     append = session_service_pb2.AppendRequest(name=session.name, text_utf8=b"x")
     async with Refusal(grpc.StatusCode.FAILED_PRECONDITION, "SESSION_QUARANTINED"):
         await site.raw.sessions.Append(append)
     now = await session.get()
     assert now.state == session_pb2.Session.QUARANTINED
-    assert now.state_reason == "3 nodes in a row were lost that had it, and none wrote a token behind 0"
+    assert now.state_reason == "3 owners in a row were lost that had it, and none wrote a token behind 2"
     release = pb.ReleaseQuarantineRequest(name=session.name, request_id="release")
     released = await site.raw.admin.ReleaseQuarantine(release)
     assert (released.state, released.state_reason) == (session_pb2.Session.ACTIVE, "")
-    assert (await site.raw.sessions.Append(append)).head == 1
+    await session.cancel_generation()
+    assert (await site.raw.sessions.Append(append)).head > 2
     assert (await site.raw.admin.ReleaseQuarantine(release)).name == session.name, "the same call again"
     async with Refusal(grpc.StatusCode.FAILED_PRECONDITION, "FAILED_PRECONDITION"):
         await site.raw.admin.ReleaseQuarantine(pb.ReleaseQuarantineRequest(name=session.name, request_id="other"))

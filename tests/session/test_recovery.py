@@ -167,7 +167,7 @@ async def test_a_session_that_three_nodes_died_of_is_quarantined_and_its_neighbo
     await until(lambda: last.node.counters.sessions_quarantined == 1)
     row = await last.catalog.get_session(bad)
     assert (row.state, row.owner, row.head) == (SessionState.QUARANTINED, "", len(PROMPT) + 1)
-    assert row.state_reason == f"3 nodes in a row were lost that had it, and none wrote a token behind {row.head}"
+    assert row.state_reason == f"3 owners in a row were lost that had it, and none wrote a token behind {row.head}"
     with pytest.raises(SessionQuarantinedError):
         await last.generate(GenerateCall(bad, key("g-bad"), max_tokens=9))
     await finished(last, names, tokens=150)
@@ -177,6 +177,31 @@ async def test_a_session_that_three_nodes_died_of_is_quarantined_and_its_neighbo
     view = await last.node.release_quarantine(bad, None)
     assert (view.row.state, view.row.state_reason, view.row.takeovers) == (SessionState.ACTIVE, "", 0)
     await until(lambda: last.node.counters.generations_finished > len(names))
+    assert await last.log(bad) == [*PROMPT, POISON, *continuation([*PROMPT, POISON], 9, GREEDY)[0]]
+
+
+async def test_a_node_whose_processes_end_one_after_the_other_puts_no_session_away(site: Site) -> None:
+    """Its own fault, not its sessions': they go on once a process of it lives."""
+    node = await site.node(engine := MortalEngine(), options=SURE, name="alone")
+    await node.workflow()
+    bad = await node.session("bad")
+    await node.append(bad, [*PROMPT, POISON])
+    _, task = node.reading(GenerateCall(bad, key("g-bad"), max_tokens=9))
+    task.add_done_callback(lambda done: done.exception())
+    for _ in range(4):
+        await until(lambda mortal=engine: mortal.died)  # type: ignore[misc]
+        heir = MortalEngine()
+        await node.crash()
+        node = await site.node(heir, options=SURE, name="alone")
+        engine.bury()
+        engine = heir
+    await until(lambda: node.node.counters.restores > 0 or engine.died)
+    assert (await node.catalog.get_session(bad)).state is SessionState.ACTIVE
+    assert node.node.counters.sessions_quarantined == 0
+    await node.crash()
+    last = await site.node(options=SURE, name="alone")
+    engine.bury()
+    await until(lambda: last.node.counters.generations_finished == 1)
     assert await last.log(bad) == [*PROMPT, POISON, *continuation([*PROMPT, POISON], 9, GREEDY)[0]]
 
 

@@ -66,7 +66,7 @@ async def test_crashes_at_random_moments_lose_and_invent_nothing(site: Site, rng
         if crashes < 6:
             await asyncio.sleep(rng.uniform(0.02, 0.12))
             if crashes % 2:
-                # A session that costs three nodes in a row without a token is put away.
+                # A session that costs owner after owner without a token is put away.
                 await get_on(readers)
             await node.crash()
             crashes += 1

@@ -94,8 +94,9 @@ class Site:
         options: NodeOptions = FAST,
         lock: bool = True,
         own_lease: bool = False,
+        name: str = "",
     ) -> "Running":
-        """Start a node on the store."""
+        """Start a node on the store, under a name of its own unless one is given."""
         engine = engine or HashEngine()
         catalog: Catalog = self.memory
         if self.backend == "sqlite":
@@ -105,7 +106,7 @@ class Site:
         faults = LastingFaults(catalog)
         options = replace(
             options,
-            node=f"n{next(self.numbers)}",
+            node=name or f"n{next(self.numbers)}",
             address=f"host:{next(self.numbers)}",
             lock_folder=self.folder / "locks" if lock else None,
         )
