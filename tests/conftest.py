@@ -2,6 +2,7 @@
 
 import os
 import random
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -30,6 +31,10 @@ for _name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ[_name] = str(TEST_THREADS)
 # Tests and the servers that they start share the cores: a thread that waits must sleep, not spin.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+# A shell starts what runs in its background with Ctrl-C ignored, and programs hand that on to those that they start.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
