@@ -29,6 +29,7 @@ async def follows(site: Site, node: Running) -> Follower:
 
 async def test_a_standby_goes_on_when_the_owner_is_killed(memory_site: Site) -> None:
     first, second = await nodes(memory_site)
+    first.engine.step_pause = 0.002
     name = await speaks(first)
     await first.node.update_session(name, None, None, None, None, standbys=1)
     stream = listen(memory_site, name, 150)
@@ -37,6 +38,7 @@ async def test_a_standby_goes_on_when_the_owner_is_killed(memory_site: Site) -> 
     live, replayed = follower.live, second.node.counters.replayed_tokens
     await first.crash()
     assert (await stream.done()).tokens == continuation(PROMPT, 150, GREEDY)[0]
+    await until(lambda: name in second.node._core.lives)
     assert owner_of(memory_site, name)[1] is live, "it is the follower that goes on"
     assert second.node.counters.restores == 1, "nothing was restored for it"
     assert second.node.counters.replayed_tokens - replayed < 64, "it was near the head"

@@ -94,7 +94,7 @@ class Store(RuleBasedStateMachine):
     @rule(pick=PICK, share=st.floats(0, 1))
     def rewind(self, pick: int, share: float) -> None:
         if row := self.pick(pick):
-            self.run(self.yard.catalog.rewind(row.name, row.epoch, int(share * row.head)))
+            self.run(self.yard.rewind(row.name.session, int(share * row.head)))
 
     @rule(pick=PICK, days=st.integers(0, 3))
     def delete_session(self, pick: int, days: int) -> None:

@@ -12,7 +12,7 @@ from forkpoint.statestore.checkpoint import CheckpointStore, SavedCheckpoint
 from forkpoint.statestore.gc import Collector, CollectorOptions
 from forkpoint.statestore.gcreport import CollectionReport
 from forkpoint.statestore.manifest import digests_in
-from forkpoint.statestore.records import CheckpointRow, ManifestRow, NodeRow, SessionState
+from forkpoint.statestore.records import CheckpointRow, ManifestRow, NodeRow, SessionRow, SessionState
 from forkpoint.statestore.retention import RetentionPolicy
 from forkpoint.statestore.scan import all_manifests, all_sessions
 from tests.support.store import MARKER, ManualClock, name, new, owned
@@ -42,9 +42,18 @@ class Yard:
 
     async def append(self, session: str, tokens: int) -> None:
         """More tokens, each a function of its position alone: sessions share all of their prefixes."""
-        row = await self.catalog.get_session(name(session))
+        row = await self._own(session)
         more = tuple(range(1000 + row.head, 1000 + row.head + tokens))
         await self.catalog.append(AppendTokens(name(session), row.epoch, more))
+
+    async def rewind(self, session: str, position: int) -> None:
+        """Turn it back."""
+        await self.catalog.rewind(name(session), (await self._own(session)).epoch, position)
+
+    async def _own(self, session: str) -> SessionRow:
+        """The session, taken if nobody has it: only an owner writes."""
+        row = await self.catalog.get_session(name(session))
+        return row if row.owner else await self.catalog.acquire(row.name, "yard", row.epoch)
 
     async def fork(self, parent: str, child: str, position: int | None = None) -> None:
         """A child, which nobody owns yet."""
