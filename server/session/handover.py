@@ -6,6 +6,7 @@ from typing import Final
 
 from forkpoint.errors import (
     ForkpointError,
+    NotFoundError,
     SessionRelocatingError,
     StaleEpochError,
     StoreFullError,
@@ -85,7 +86,11 @@ class HandOver:
             log.info("%s: its migration was not withdrawn: %s", live.name, error)
 
     async def _withdraw_late(self, live: LiveSession, migration: str) -> None:
-        if not await self.take_word_back(live, migration) and live.gone is None:
+        try:
+            here = await self.take_word_back(live, migration)
+        except NotFoundError:
+            return  # a session that was deleted goes nowhere
+        if not here and live.gone is None:
             await self._settler.lost(live)
 
     async def try_once(self, live: LiveSession, node: NodeRow) -> float | None:
