@@ -87,13 +87,18 @@ class Follower:
             tokens, logprobs = part.token_ids[at : at + count], part.logprobs[at : at + count]
             self._chain.extend(tokens)
             live.grow(tokens, kind, self._chain.head_hash(), logprobs)
-            self._feed(kind, tokens)
+            self._feed(kind, part.start + at, tokens)
             at += count
         live.consumed_once = live.head
 
-    def _feed(self, kind: Kind, tokens: tuple[int, ...]) -> None:
-        """What these tokens mean for the generation that is known."""
+    def _feed(self, kind: Kind, start: int, tokens: tuple[int, ...]) -> None:
+        """What these tokens mean for the generation that is known, which may begin behind them: it was learned of
+        before the end of the one before it was read."""
         generation = self.live.generation
+        if generation is not None and start < generation.row.start:
+            tokens = tokens[generation.row.start - start :]
+            if not tokens:
+                return
         if kind is Kind.PROMPT:
             self.live.generation, self.unsure = None, False
         elif generation is None or generation.is_complete:
