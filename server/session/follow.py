@@ -146,6 +146,8 @@ class Followers:
                 return follower
             make_way = self._residents.make_way
             await self._loop.at_tick(lambda: make_way(ask.name, row.head, eager=bool(ask.migration)))
+            if core.draining or core.cordoned:  # since the first look: nobody would end what begins now
+                raise NodeDrainingError(core.options.node)
             follower = Follower(row, ask, core.ticket(), self._owners.own)
             core.follows[ask.name] = follower
             self._restore_soon(follower)
