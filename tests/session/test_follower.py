@@ -9,7 +9,7 @@ from forkpoint.statestore.calls import AppendTokens
 from forkpoint.statestore.chain import HashChain, root_hash
 from forkpoint.statestore.memory.catalog import MemoryCatalog
 from forkpoint.statestore.records import GenerationRow, Kind, LogSlice
-from tests.support.session_site import ByteCodec
+from tests.support.hash_engine import ByteCodec
 from tests.support.store import MARKER, PARAMS, name, owned
 
 LOG = (10, 11, 12, 13)
