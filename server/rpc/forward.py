@@ -26,6 +26,7 @@ from forkpoint.server.rpc.routes import FORWARDED, GET_SESSION, answer_class, wi
 from forkpoint.server.rpc.status import DETAILS_KEY, PUSHBACK_KEY
 from forkpoint.server.rpc.stream import LOOK_SECONDS
 from forkpoint.server.session.changes import Signal
+from forkpoint.server.session.tasks import survive
 from forkpoint.server.session.whereabouts import free_call
 from forkpoint.statestore.records import NodeRow
 
@@ -138,7 +139,7 @@ class Forwarder:
         if self._closed:
             work.close()
             return
-        task = asyncio.get_running_loop().create_task(_logged(work, what))  # owner: _work, which close() waits for
+        task = asyncio.get_running_loop().create_task(survive(work, what))  # owner: _work, which close() waits for
         self._work.add(task)
         task.add_done_callback(self._work.discard)
 
@@ -278,10 +279,3 @@ class Forwarder:
 
 def _serialized(message: Message) -> bytes:
     return message.SerializeToString()
-
-
-async def _logged(work: Awaitable[None], what: str) -> None:
-    try:
-        await work
-    except Exception:
-        LOG.exception("%s: failed", what)
