@@ -8,8 +8,10 @@ from contextlib import asynccontextmanager
 from typing import Final
 from unittest import mock
 
+import pytest
+
 from forkpoint.ids import SessionName
-from forkpoint.limits import LEASE_TTL_SECONDS
+from forkpoint.limits import LEASE_TTL_SECONDS, TAKEOVERS_ALONE_MAX
 from forkpoint.server.engine.batch import Sample, Sampled, Work
 from forkpoint.server.session.api import AppendCall, CreateSession, GenerateCall, Input
 from forkpoint.server.session.node import Node
@@ -147,8 +149,11 @@ def test_what_a_dead_node_ran_has_owners_within_the_lease_and_two_seconds() -> N
         play(seed, story, NodeOptions("n"), HashEngine)
 
 
-def test_a_session_that_ends_every_process_is_quarantined_after_three_and_no_other_is() -> None:
+@pytest.mark.parametrize("restarts_within", [(6.0, 8.0), (0.0, 1.0)], ids=["taken elsewhere", "or by its next process"])
+def test_a_session_that_ends_every_process_is_quarantined_and_no_other_is(restarts_within: tuple[float, float]) -> None:
+    """After three processes, if always another node takes it. A node's next process may be quicker, and tries again."""
     neighbours, tokens = 8, 60
+    elsewhere = restarts_within[0] > LEASE_TTL_SECONDS + 2
     bad = SessionName(WORKFLOW, "bad")
 
     async def story(cluster: Cluster) -> None:
@@ -166,7 +171,7 @@ def test_a_session_that_ends_every_process_is_quarantined_after_three_and_no_oth
                     deaths += 1
                     seat.graveyard.append((process, seat.node))
                     seat.kill()
-                    await asyncio.sleep(cluster.rng.uniform(0, 1))
+                    await asyncio.sleep(cluster.rng.uniform(*restarts_within))
                     await seat.start()
 
         async def over() -> bool:
@@ -176,13 +181,14 @@ def test_a_session_that_ends_every_process_is_quarantined_after_three_and_no_oth
 
         await cluster.begin(first, bad, (*PROMPT, POISON), tokens)
         await cluster.until(over)
-        assert deaths == 3
         row = await catalog.get_session(bad)
+        assert deaths == 3 if elsewhere else 3 <= deaths < TAKEOVERS_ALONE_MAX
+        assert row.state_reason.startswith(f"{deaths} owners in a row were lost"), "each counts once"
         assert (row.head, row.owner) == (len(PROMPT) + 1, "")
         expected = [*PROMPT, *continuation(PROMPT, tokens, GREEDY)[0]]
         for name in names:
             assert (await catalog.get_session(name)).state is SessionState.ACTIVE
             assert list((await catalog.read_log(name, 0, 1000)).token_ids) == expected
 
-    for seed in range(6):
+    for seed in range(3):
         play(seed, story, fleet.OPTIONS, MortalEngine)
