@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from forkpoint.errors import NodeDrainingError, SessionRelocatingError, StoreUnavailableError, UnavailableError
+from forkpoint.ids import SessionName
 from forkpoint.server.engine.batch import Sample
 from forkpoint.server.session import lease
 from forkpoint.server.session.api import AppendCall, GenerateCall, Input
@@ -15,7 +16,7 @@ from forkpoint.statestore.blobs import Buffer
 from forkpoint.statestore.calls import StepCommit
 from forkpoint.statestore.records import SessionState
 from tests.support.hash_engine import HashEngine, continuation
-from tests.support.session_site import FAST, Read, Running, Site, background, key, until
+from tests.support.session_site import FAST, PATIENCE_SECONDS, Running, Site, background, key, until
 
 PROMPT = list(b"what was said is said, whoever says it")
 GREEDY = Sample(0.0, 0, 1.0, 0.0, 7)
@@ -41,8 +42,12 @@ async def test_a_generation_goes_on_without_its_client_after_a_crash(site: Site)
     assert [node.row.incarnation for node in nodes] == [second.node.incarnation], "the dead one's row is gone"
 
 
-async def get_on(readers: list[tuple[Read, asyncio.Task[None]]]) -> None:
-    await until(lambda: all(read.tokens or task.done() for read, task in readers))
+async def get_on(node: Running, names: list[SessionName]) -> None:
+    """Wait until every session has a token more than when its last owner was lost."""
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        for name in names:
+            while (row := await node.catalog.get_session(name)).takeovers and row.head == row.takeover_head:
+                await asyncio.sleep(0.005)
 
 
 async def test_crashes_at_random_moments_lose_and_invent_nothing(site: Site, rng: random.Random) -> None:
@@ -67,12 +72,13 @@ async def test_crashes_at_random_moments_lose_and_invent_nothing(site: Site, rng
             await asyncio.sleep(rng.uniform(0.02, 0.12))
             if crashes % 2:
                 # A session that costs owner after owner without a token is put away.
-                await get_on(readers)
+                await get_on(node, names)
             await node.crash()
             crashes += 1
         results = await asyncio.gather(*(task for _, task in readers), return_exceptions=True)
         for (read, _), tokens in zip(readers, seen, strict=True):
             tokens += read.tokens
+        assert all(result is None or isinstance(result, UnavailableError) for result in results), results
         done = all(result is None for result in results)
         if node not in site.nodes:
             node = await site.node()
