@@ -1,7 +1,6 @@
 """ModelConfig: the geometry of a hybrid KDA/MLA model, from a Hugging Face `config.json`.
 
-What a later version will run (MoE, Attention Residuals, MXFP4, SiTU) is parsed as geometry, so that `forkpoint plan`
-knows the real models; `require_runnable` refuses to build a decoder for it and names the field.
+`require_runnable` refuses to build a decoder for what this version does not compute, and names the field.
 """
 
 import json
@@ -10,8 +9,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Literal, Self
 
+from forkpoint.kernels.ffn.activation import ACTIVATIONS, SILU, Activation
 from forkpoint.model.config_fields import ConfigFields, ModelConfigError
 from forkpoint.model.features import CONV_TAPS, UnsupportedFeature, unsupported_features
+from forkpoint.model.moe_config import MoeConfig
 
 __all__ = ["CONV_TAPS", "MLA_INNER_NORM_EPS", "LayerKind", "ModelConfig", "ModelConfigError", "UnsupportedFeature"]
 
@@ -51,6 +52,12 @@ class ModelConfig:
     """Largest number of tokens in a session."""
     eos_token_id: int
     tie_word_embeddings: bool = False
+    moe: MoeConfig | None = None
+    """None: every layer has a dense feed-forward block."""
+    activation: Activation = SILU
+    """Of dense, shared and routed feed-forward blocks alike."""
+    attn_res_block_size: int | None = None
+    """Layers in a block of Attention Residuals; None: plain residuals."""
     unsupported: tuple[UnsupportedFeature, ...] = ()
     raw: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)
     """The parsed `config.json`, for the model digest."""
@@ -132,12 +139,23 @@ class ModelConfig:
             context_limit=fields.integer(limit),
             eos_token_id=fields.token_id("eos_token_id"),
             tie_word_embeddings=fields.flag("tie_word_embeddings"),
-            unsupported=unsupported_features(outer, fields, linear),
+            moe=MoeConfig.from_fields(fields),
+            activation=_activation(fields),
+            attn_res_block_size=fields.optional_integer("attn_res_block_size"),
+            unsupported=unsupported_features(fields, linear),
             raw=dict(raw),
         )
         if config.eos_token_id >= config.vocab_size:
             raise ModelConfigError("eos_token_id", source, f"{config.eos_token_id} is outside the vocabulary")
         return config
+
+
+def _activation(fields: ConfigFields) -> Activation:
+    name = fields.raw.get("hidden_act", "silu")
+    if name not in ACTIVATIONS:
+        return SILU  # refused by `unsupported_features`
+    beta = fields.number("activation_situ_beta", None)
+    return Activation(name, 1.0 if beta is None else beta, fields.number("activation_situ_linear_beta", None))
 
 
 def _layer_kinds(layers: int, linear: ConfigFields) -> tuple[LayerKind, ...]:

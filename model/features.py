@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import Final
 
+from forkpoint.kernels.experts.mxfp4 import GROUP
+from forkpoint.kernels.ffn.activation import ACTIVATIONS
 from forkpoint.model.config_fields import ConfigFields
 
 CONV_TAPS: Final = 4
@@ -46,7 +48,22 @@ _COMPUTED_KEYS: Final = frozenset(
         "rope_scaling",
         "attention_bias",
         "num_nextn_predict_layers",
-        "vision_config",
+        "num_experts",
+        "num_experts_per_token",
+        "num_shared_experts",
+        "first_k_dense_replace",
+        "moe_layer_freq",
+        "moe_intermediate_size",
+        "moe_renormalize",
+        "moe_router_activation_func",
+        "routed_scaling_factor",
+        "routed_expert_hidden_size",
+        "latent_moe_use_norm",
+        "router_weight_uses_score_correction_bias",
+        "num_expert_group",
+        "topk_group",
+        "activation_situ_beta",
+        "activation_situ_linear_beta",
     }
 )
 """Fields that are read below, or refused unless they have the one value that this version computes."""
@@ -58,11 +75,18 @@ _NEUTRAL_KEYS: Final = frozenset(
         *("keys_to_ignore_at_inference", "_attn_implementation", "return_dict", "output_router_logits"),
         # Without a rotation these say nothing.
         *("head_dim", "rope_theta"),
-        # Of the experts, which `num_experts` decides about.
-        *("num_experts", "first_k_dense_replace", "moe_layer_freq", "moe_intermediate_size", "num_shared_experts"),
-        *("num_experts_per_token", "moe_renormalize", "moe_router_activation_func", "routed_scaling_factor"),
-        *("num_expert_group", "topk_group", "use_grouped_topk", "topk_method", "routed_expert_hidden_size"),
-        *("latent_moe_use_norm",),
+        # Which experts may be chosen: with one group, all.
+        *("use_grouped_topk", "topk_method"),
+        # Defaults of transformers that its `to_dict` writes and that say nothing about the architecture.
+        *("add_cross_attention", "bad_words_ids", "begin_suppress_tokens", "chunk_size_feed_forward"),
+        *("cross_attention_hidden_size", "decoder_start_token_id", "diversity_penalty", "do_sample", "early_stopping"),
+        *("encoder_no_repeat_ngram_size", "exponential_decay_length_penalty", "finetuning_task"),
+        *("forced_bos_token_id", "forced_eos_token_id", "id2label", "is_decoder", "is_encoder_decoder", "label2id"),
+        *("length_penalty", "max_length", "min_length", "no_repeat_ngram_size", "num_beam_groups", "num_beams"),
+        *("num_return_sequences", "output_attentions", "output_hidden_states", "output_scores", "prefix"),
+        *("problem_type", "pruned_heads", "remove_invalid_values", "repetition_penalty", "return_dict_in_generate"),
+        *("sep_token_id", "suppress_tokens", "task_specific_params", "temperature", "tf_legacy_loss"),
+        *("tie_encoder_decoder", "tokenizer_class", "top_k", "top_p", "torchscript", "typical_p", "use_bfloat16"),
     }
 )
 """Published fields that change nothing here. A field in neither list may change the model, so it is refused."""
@@ -76,37 +100,30 @@ class UnsupportedFeature:
     what: str
 
 
-def unsupported_features(
-    outer: ConfigFields, fields: ConfigFields, linear: ConfigFields
-) -> tuple[UnsupportedFeature, ...]:
-    """What this version does not compute of a config: `fields` is the text model's object (`outer`, or nested in it)
-    and `linear` its `linear_attn_config`."""
-    return (*_experts(fields), *_others(outer, fields, linear), *_unknown(fields, linear))
+def unsupported_features(fields: ConfigFields, linear: ConfigFields) -> tuple[UnsupportedFeature, ...]:
+    """What this version does not compute of a config: `fields` is the text model's object and `linear` its
+    `linear_attn_config`."""
+    return (*_others(fields, linear), *_unknown(fields, linear))
 
 
-def _experts(fields: ConfigFields) -> list[UnsupportedFeature]:
-    """The mixture of experts, if any layer has one: layer l does iff l >= first_k_dense_replace and l % moe_layer_freq
-    == 0."""
-    experts, layers = fields.raw.get("num_experts"), fields.integer("num_hidden_layers")
-    first = 0 if fields.raw.get("first_k_dense_replace") == 0 else fields.integer("first_k_dense_replace", 1)
-    every = fields.integer("moe_layer_freq", 1)
-    if not experts or not any(layer >= first and layer % every == 0 for layer in range(layers)):
-        return []
-    return [UnsupportedFeature("num_experts", f"a mixture of {experts} experts")]
-
-
-def _others(outer: ConfigFields, fields: ConfigFields, linear: ConfigFields) -> list[UnsupportedFeature]:
+def _others(fields: ConfigFields, linear: ConfigFields) -> list[UnsupportedFeature]:
     """What else the config asks for and this version does not compute."""
     raw, stops = fields.raw, fields.raw.get("eos_token_id")
     asked = {
-        "attn_res_block_size": (raw.get("attn_res_block_size") is not None, "Attention Residuals"),
-        "quantization_config": (raw.get("quantization_config") is not None, "quantised weights (MXFP4)"),
-        "hidden_act": (raw.get("hidden_act", "silu") != "silu", f"the activation {raw.get('hidden_act')!r}"),
+        "quantization_config": (not _is_mxfp4(raw.get("quantization_config")), "a quantisation other than MXFP4"),
+        "hidden_act": (
+            raw.get("hidden_act", "silu") not in ACTIVATIONS,
+            f"the activation {raw.get('hidden_act')!r}",
+        ),
+        "moe_router_activation_func": (
+            raw.get("moe_router_activation_func", "sigmoid") != "sigmoid",
+            f"a router with {raw.get('moe_router_activation_func')!r}",
+        ),
+        "num_expert_group": (raw.get("num_expert_group") not in (None, raw.get("topk_group")), "groups of experts"),
         "mla_use_nope": (raw.get("mla_use_nope") is False, "rotary position encoding"),
         "rope_scaling": (raw.get("rope_scaling") is not None, "rotary position encoding"),
         "attention_bias": (bool(raw.get("attention_bias")), "a bias in the attention projections"),
         "num_nextn_predict_layers": (bool(raw.get("num_nextn_predict_layers")), "multi-token prediction"),
-        "vision_config": (outer.raw.get("vision_config") is not None, "image input"),
         "eos_token_id": (isinstance(stops, list) and len(stops) > 1, "more than one end-of-sequence token"),
         "num_key_value_heads": (
             raw.get("num_key_value_heads") not in (None, raw.get("num_attention_heads")),
@@ -118,6 +135,19 @@ def _others(outer: ConfigFields, fields: ConfigFields, linear: ConfigFields) -> 
         ),
     }
     return [UnsupportedFeature(key, what) for key, (is_asked, what) in asked.items() if is_asked]
+
+
+def _is_mxfp4(quantization: object) -> bool:
+    """Whether a `quantization_config` is absent or the published one: 4-bit floats in groups of 32, weights only."""
+    if quantization is None:
+        return True
+    if not isinstance(quantization, dict) or quantization.get("format") != "mxfp4-pack-quantized":
+        return False
+    groups = quantization.get("config_groups", {})
+    kinds = [group.get("weights", {}) for group in groups.values()] if isinstance(groups, dict) else [{}]
+    return all(
+        (kind.get("num_bits"), kind.get("type"), kind.get("group_size")) == (4, "float", GROUP) for kind in kinds
+    )
 
 
 def _unknown(fields: ConfigFields, linear: ConfigFields) -> list[UnsupportedFeature]:

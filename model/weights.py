@@ -16,7 +16,8 @@ from torch import Tensor
 
 from forkpoint.errors import ConfigError
 from forkpoint.limits import DIGEST_BYTES
-from forkpoint.model.config import CONV_TAPS, ModelConfig
+from forkpoint.model.config import ModelConfig
+from forkpoint.model.inventory import PACKED_SUFFIX, QUANTISED_SUFFIXES, expected_tensors
 
 SINGLE_FILE: Final = "model.safetensors"
 INDEX_FILE: Final = "model.safetensors.index.json"
@@ -36,64 +37,10 @@ class WeightsError(ConfigError):
         self.problems = problems
 
 
-def expected_tensors(config: ModelConfig) -> dict[str, tuple[int, ...]]:
-    """Published name and canonical shape of every tensor of a runnable model."""
-    hidden, inner = config.hidden_size, config.intermediate_size
-    shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (config.vocab_size, hidden)}
-    for layer, kind in enumerate(config.layer_kinds):
-        prefix = f"model.layers.{layer}."
-        attention = _kda_tensors(config) if kind == "kda" else _mla_tensors(config)
-        shapes |= {f"{prefix}self_attn.{name}": shape for name, shape in attention.items()}
-        shapes[prefix + "input_layernorm.weight"] = (hidden,)
-        shapes[prefix + "post_attention_layernorm.weight"] = (hidden,)
-        shapes[prefix + "mlp.gate_proj.weight"] = (inner, hidden)
-        shapes[prefix + "mlp.up_proj.weight"] = (inner, hidden)
-        shapes[prefix + "mlp.down_proj.weight"] = (hidden, inner)
-    shapes["model.norm.weight"] = (hidden,)
-    if not config.tie_word_embeddings:
-        shapes["lm_head.weight"] = (config.vocab_size, hidden)
-    return shapes
-
-
-def _kda_tensors(config: ModelConfig) -> dict[str, tuple[int, ...]]:
-    hidden, heads, key = config.hidden_size, config.kda_heads, config.kda_key_dim
-    keys, values = heads * key, heads * config.kda_value_dim
-    shapes: dict[str, tuple[int, ...]] = {}
-    for name, width in (("q", keys), ("k", keys), ("v", values)):
-        shapes[f"{name}_proj.weight"] = (width, hidden)
-        shapes[f"{name}_conv1d.weight"] = (width, CONV_TAPS)
-    shapes |= {"f_a_proj.weight": (key, hidden), "f_b_proj.weight": (keys, key), "b_proj.weight": (heads, hidden)}
-    shapes |= {"A_log": (heads,), "dt_bias": (keys,)}
-    if config.full_rank_gate:
-        shapes["g_proj.weight"] = (values, hidden)
-    else:
-        shapes |= {"g_a_proj.weight": (key, hidden), "g_b_proj.weight": (values, key)}
-    return shapes | {"o_norm.weight": (config.kda_value_dim,), "o_proj.weight": (hidden, values)}
-
-
-def _mla_tensors(config: ModelConfig) -> dict[str, tuple[int, ...]]:
-    hidden, heads, rank = config.hidden_size, config.mla_heads, config.kv_lora_rank
-    queries = heads * (config.qk_nope_head_dim + config.qk_rope_head_dim)
-    values = heads * config.v_head_dim
-    shapes: dict[str, tuple[int, ...]] = {}
-    if config.q_lora_rank is None:
-        shapes["q_proj.weight"] = (queries, hidden)
-    else:
-        shapes["q_a_proj.weight"] = (config.q_lora_rank, hidden)
-        shapes["q_a_layernorm.weight"] = (config.q_lora_rank,)
-        shapes["q_b_proj.weight"] = (queries, config.q_lora_rank)
-    shapes["kv_a_proj_with_mqa.weight"] = (config.latent_dim, hidden)
-    shapes["kv_a_layernorm.weight"] = (rank,)
-    shapes["kv_b_proj.weight"] = (heads * (config.qk_nope_head_dim + config.v_head_dim), rank)
-    if config.mla_output_gate:
-        shapes["g_proj.weight"] = (values, hidden)
-    return shapes | {"o_proj.weight": (hidden, values)}
-
-
 def check_weights(config: ModelConfig, weights: Mapping[str, Tensor], source: str = "weights") -> dict[str, Tensor]:
     """The tensors under their published names in canonical shapes; WeightsError reports all that does not fit."""
     named = {name.removeprefix(WRAPPER_PREFIX): tensor for name, tensor in weights.items()}
-    expected = expected_tensors(config)
+    expected = expected_tensors(config, packed=any(name.endswith(PACKED_SUFFIX) for name in named))
     problems = [f"{name} is missing" for name in sorted(set(expected) - set(named))]
     problems += [f"{name} is unexpected" for name in sorted(set(named) - set(expected))]
     if len(named) != len(weights):
@@ -101,7 +48,9 @@ def check_weights(config: ModelConfig, weights: Mapping[str, Tensor], source: st
     checked: dict[str, Tensor] = {}
     for name in sorted(set(expected) & set(named)):
         tensor = _canonical(name, named[name], expected[name])
-        if tensor.dtype not in WEIGHT_DTYPES:
+        if (tensor.dtype == torch.uint8) != name.endswith(QUANTISED_SUFFIXES) or (
+            tensor.dtype not in (torch.uint8, *WEIGHT_DTYPES)
+        ):
             problems.append(f"{name} has dtype {tensor.dtype}, not a float dtype that this version reads")
         elif tuple(tensor.shape) != expected[name]:
             problems.append(f"{name} has shape {list(named[name].shape)}, expected {list(expected[name])}")

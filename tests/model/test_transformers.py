@@ -13,7 +13,7 @@ from forkpoint.model.config import ModelConfig
 from forkpoint.model.weights import check_weights, read_tensors
 from tests.support.model_folder import write_folder
 from tests.support.model_runs import ModelRun, logits_tolerance, random_ids
-from tests.support.random_model import fitted, random_config, random_weights
+from tests.support.random_model import Kind, fitted, random_config, random_weights
 
 MLA_LAYERS = (4, 8, 9)
 
@@ -34,10 +34,10 @@ def reference_logits(folder: Path, ids: list[int]) -> Tensor:
     return logits
 
 
-@pytest.mark.parametrize("q_lora_rank", [None, 24])
-def test_logits_match_transformers(tmp_path: Path, q_lora_rank: int | None, device: torch.device) -> None:
+@pytest.mark.parametrize(("kind", "q_lora_rank"), [("softplus", None), ("softplus", 24), ("kimi-linear", None)])
+def test_logits_match_transformers(tmp_path: Path, kind: Kind, q_lora_rank: int | None, device: torch.device) -> None:
     sizes = fitted(device, heads=4, key_dim=32, vocab_size=256, q_lora_rank=q_lora_rank)
-    config = random_config("softplus", layers=9, mla_layers=MLA_LAYERS, **sizes)
+    config = random_config(kind, layers=9, mla_layers=MLA_LAYERS, **sizes)
     folder = write_folder(tmp_path, config, random_weights(config, seed=5))
     ours = ModelConfig.from_folder(folder)
     run = ModelRun(ours, check_weights(ours, read_tensors(folder)), device)

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from forkpoint.model.config import ModelConfig
 from forkpoint.model.decoder import HybridDecoder
-from forkpoint.model.weights import WeightsError, check_weights, expected_tensors, model_digest, read_tensors
+from forkpoint.model.inventory import expected_tensors
+from forkpoint.model.weights import WeightsError, check_weights, model_digest, read_tensors
 from tests.support.model_folder import published_tensors, write_folder, write_shards
 from tests.support.random_model import random_model
 
