@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Final
 
-from forkpoint.kernels.experts.mxfp4 import GROUP
+from forkpoint.kernels.experts.format import GROUP
 from forkpoint.kernels.ffn.activation import ACTIVATIONS
 from forkpoint.model.config_fields import ConfigFields
 

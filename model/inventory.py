@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from forkpoint.kernels.experts.mxfp4 import GROUP
+from forkpoint.kernels.experts.format import GROUP
 from forkpoint.model.config import CONV_TAPS, ModelConfig
 from forkpoint.model.moe_config import MoeConfig
 

@@ -8,8 +8,8 @@ from typing import Final
 import torch
 from torch import Tensor
 
-GROUP: Final = 32
-"""Elements of a row that share a scale."""
+from forkpoint.kernels.experts.format import GROUP
+
 MAGNITUDES: Final = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 """Of the low three bits of an element; the fourth is the sign."""
 _SUBNORMAL: Final = 0x00400000

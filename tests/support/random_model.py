@@ -1,6 +1,5 @@
 """Random models for tests: small configs of both gates with weights of realistic scales."""
 
-import math
 from collections.abc import Sequence
 from typing import Any, Final, Literal
 
@@ -8,7 +7,8 @@ import torch
 from torch import Tensor
 
 from forkpoint.model.config import ModelConfig
-from forkpoint.model.inventory import PACKED_SUFFIX, QUANTISED_SUFFIXES, expected_tensors
+from forkpoint.model.inventory import expected_tensors
+from forkpoint.model.random_weights import random_tensor
 
 Kind = Literal["bounded", "softplus", "kimi-linear", "k3"]
 """Two gates with dense blocks; and the published architectures with all that they have."""
@@ -99,36 +99,9 @@ def random_config(
 
 
 def random_weights(config: ModelConfig, seed: int = 0) -> dict[str, Tensor]:
-    """bf16-valued fp32 weights under published names: projections N(0, 1/fan-in), norms near 1, A in 1..16.
-
-    K3's experts are MXFP4: random elements under scales of 2^-6 to 2^-3.
-    """
-    generator = torch.Generator().manual_seed(seed)
-    weights: dict[str, Tensor] = {}
-    for name, shape in expected_tensors(
-        config, packed=config.moe is not None and config.moe.latent_size is not None
-    ).items():
-        if name.endswith(QUANTISED_SUFFIXES):
-            low, high = (0, 256) if name.endswith(PACKED_SUFFIX) else (121, 125)
-            weights[name] = torch.randint(low, high, shape, generator=generator, dtype=torch.uint8)
-            continue
-        tensor = torch.randn(shape, generator=generator)
-        if name.endswith("A_log"):
-            tensor = torch.empty(shape).uniform_(1.0, 16.0, generator=generator).log()
-        elif name.endswith("dt_bias"):
-            # fla's initialisation: the inverse softplus of a step between 1e-3 and 1e-1.
-            step = torch.empty(shape).uniform_(math.log(1e-3), math.log(1e-1), generator=generator).exp()
-            tensor = step + torch.log(-torch.expm1(-step))
-        elif "norm" in name:
-            tensor = 1 + 0.1 * tensor
-        elif "conv1d" in name:
-            tensor = 0.5 * tensor
-        elif name.endswith("e_score_correction_bias"):
-            tensor = 0.1 * tensor
-        elif "embed_tokens" not in name:
-            tensor = tensor * shape[1] ** -0.5
-        weights[name] = tensor.to(torch.bfloat16).float()
-    return weights
+    """bf16-valued fp32 weights under published names, in canonical shapes. K3's experts are MXFP4."""
+    packed = config.moe is not None and config.moe.latent_size is not None
+    return {name: random_tensor(name, shape, seed) for name, shape in expected_tensors(config, packed).items()}
 
 
 def fitted(device: torch.device | str, **sizes: Any) -> dict[str, Any]:
