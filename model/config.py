@@ -50,7 +50,8 @@ class ModelConfig:
     rms_norm_eps: float
     context_limit: int
     """Largest number of tokens in a session."""
-    eos_token_id: int
+    eos_token_ids: tuple[int, ...]
+    """Ids that end a generation, in the order of the file."""
     tie_word_embeddings: bool = False
     moe: MoeConfig | None = None
     """None: every layer has a dense feed-forward block."""
@@ -137,7 +138,7 @@ class ModelConfig:
             mla_output_gate=fields.flag("mla_use_output_gate"),
             rms_norm_eps=fields.number("rms_norm_eps", 1e-5) or 1e-5,
             context_limit=fields.integer(limit),
-            eos_token_id=fields.token_id("eos_token_id"),
+            eos_token_ids=fields.token_ids("eos_token_id"),
             tie_word_embeddings=fields.flag("tie_word_embeddings"),
             moe=MoeConfig.from_fields(fields),
             activation=_activation(fields),
@@ -145,8 +146,8 @@ class ModelConfig:
             unsupported=unsupported_features(fields, linear),
             raw=dict(raw),
         )
-        if config.eos_token_id >= config.vocab_size:
-            raise ModelConfigError("eos_token_id", source, f"{config.eos_token_id} is outside the vocabulary")
+        if (largest := max(config.eos_token_ids)) >= config.vocab_size:
+            raise fields.error("eos_token_id", f"{largest} is outside the vocabulary")
         return config
 
 

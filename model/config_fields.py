@@ -54,13 +54,14 @@ class ConfigFields:
             raise self.error(key, f"{value!r} is not true or false")
         return value
 
-    def token_id(self, key: str) -> int:
+    def token_ids(self, key: str) -> tuple[int, ...]:
+        """One id, or a list of at least one; each once."""
         value = self.raw.get(key)
-        if isinstance(value, list) and value:
-            value = value[0]
-        if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-            raise self.error(key, f"{value!r} is not a token id")
-        return value
+        ids = value if isinstance(value, list) and value else [value]
+        for token_id in ids:
+            if isinstance(token_id, bool) or not isinstance(token_id, int) or token_id < 0:
+                raise self.error(key, f"{token_id!r} is not a token id")
+        return tuple(dict.fromkeys(ids))
 
     def layer_list(self, key: str) -> list[int]:
         value = self.raw.get(key)

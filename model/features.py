@@ -108,7 +108,7 @@ def unsupported_features(fields: ConfigFields, linear: ConfigFields) -> tuple[Un
 
 def _others(fields: ConfigFields, linear: ConfigFields) -> list[UnsupportedFeature]:
     """What else the config asks for and this version does not compute."""
-    raw, stops = fields.raw, fields.raw.get("eos_token_id")
+    raw = fields.raw
     asked = {
         "quantization_config": (not _is_mxfp4(raw.get("quantization_config")), "a quantisation other than MXFP4"),
         "hidden_act": (
@@ -124,7 +124,6 @@ def _others(fields: ConfigFields, linear: ConfigFields) -> list[UnsupportedFeatu
         "rope_scaling": (raw.get("rope_scaling") is not None, "rotary position encoding"),
         "attention_bias": (bool(raw.get("attention_bias")), "a bias in the attention projections"),
         "num_nextn_predict_layers": (bool(raw.get("num_nextn_predict_layers")), "multi-token prediction"),
-        "eos_token_id": (isinstance(stops, list) and len(stops) > 1, "more than one end-of-sequence token"),
         "num_key_value_heads": (
             raw.get("num_key_value_heads") not in (None, raw.get("num_attention_heads")),
             "a number of key-value heads other than num_attention_heads",

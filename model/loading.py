@@ -9,6 +9,7 @@ from forkpoint.model.config import ModelConfig, ModelConfigError
 from forkpoint.model.decoder import HybridDecoder
 from forkpoint.model.layout import StateLayout
 from forkpoint.model.numerics import numerics_id
+from forkpoint.model.stops import stop_ids
 from forkpoint.model.tokenizer import Tokenizer, load_tokenizer
 from forkpoint.model.weights import check_weights, model_digest, read_tensors
 
@@ -26,6 +27,8 @@ class LoadedModel:
     tokenizer_digest: bytes
     """32 bytes over what turns text into ids."""
     numerics_id: str
+    end_ids: tuple[int, ...]
+    """Ids that end a generation: the folder's stop ids, and the chat form's end of a turn."""
 
 
 def load_model(folder: Path | str, device: torch.device | str = "cpu") -> LoadedModel:
@@ -40,6 +43,7 @@ def load_model(folder: Path | str, device: torch.device | str = "cpu") -> Loaded
     if tokenizer.vocab_size > config.vocab_size:
         problem = f"{config.vocab_size} is less than the tokenizer's {tokenizer.vocab_size}"
         raise ModelConfigError("vocab_size", config.source, problem)
+    end_ids = tuple(dict.fromkeys((*stop_ids(config, folder), tokenizer.turn_end_id)))
     tensors = read_tensors(folder)
     weights = check_weights(config, tensors, str(folder))
     decoder = HybridDecoder(config, weights, device)
@@ -52,4 +56,5 @@ def load_model(folder: Path | str, device: torch.device | str = "cpu") -> Loaded
         model_digest=model_digest(config, tensors),
         tokenizer_digest=tokenizer.digest(),
         numerics_id=numerics_id(device, kernels.dtypes, kernels.compute_dtype, kernels.name),
+        end_ids=end_ids,
     )

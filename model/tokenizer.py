@@ -36,8 +36,9 @@ class Tokenizer(Protocol):
         Raises InvalidFieldError for an unknown role, NotUtf8Error for text that is not UTF-8."""
         ...
 
-    def control_id(self, name: str) -> int | None:
-        """Id of the control token spelled `name` (such as `<|end|>`), or None."""
+    @property
+    def turn_end_id(self) -> int:
+        """The control id that ends a turn of a chat."""
         ...
 
     def digest(self) -> bytes:
@@ -112,8 +113,9 @@ class ByteTokenizer:
             ids.append(self._ids["<|assistant|>"])
         return ids
 
-    def control_id(self, name: str) -> int | None:
-        return self._ids.get(name)
+    @property
+    def turn_end_id(self) -> int:
+        return self._end
 
     def digest(self) -> bytes:
         content = ["ByteTokenizer", [[token_id, name] for token_id, name in self._control.items()]]

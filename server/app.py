@@ -32,7 +32,6 @@ from forkpoint.statestore.retention import RetentionPolicy
 from forkpoint.statestore.tiers import tiers_of
 from forkpoint.statestore.whole import is_whole
 
-END_TOKEN: Final = "<|end|>"
 TINY_MODEL: Final = Path(__file__).resolve().parent.parent / "model" / "tiny"
 NODE_SHUTDOWN_SECONDS: Final = SHUTDOWN_SECONDS * 0.8
 """The sessions' part of the time from SIGTERM to exit; the rest is for calls that still run, and the process's end."""
@@ -111,7 +110,6 @@ def open_parts(config: ServerConfig) -> Parts:
         threads=config.threads,
         sabotage=config.sabotage,
     )
-    end = tokenizer.control_id(END_TOKEN)
     shared = config.catalog_url.partition(":")[0] != "memory"
     peer_blobs = PeerBlobs(is_whole, clock) if shared else None
     return Parts(
@@ -119,7 +117,7 @@ def open_parts(config: ServerConfig) -> Parts:
         blobs=open_blobs(config.blobs_url, config.namespace, [] if peer_blobs is None else [peer_blobs]),
         engine=engine,
         codec=TokenizerCodec(tokenizer),
-        end_ids=() if end is None else (end,),
+        end_ids=engine.facts.end_ids,
         lease_catalog=(lambda: open_catalog(config.catalog_url, clock)) if shared else None,
         peer_blobs=peer_blobs,
         clock=clock,

@@ -42,6 +42,7 @@ def open_engine(
         vocab_size=model.config.vocab_size,
         context_limit=model.config.context_limit,
         layout_tag=layout_tag(model.layout),
+        end_ids=model.end_ids,
     )
     tensors = StateTensors.allocate(model.layout, slots, pages, device)
     engine = TorchEngine(facts, model.decoder, tensors, sabotage)

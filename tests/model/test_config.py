@@ -47,10 +47,10 @@ def test_absent_fields_mean_kimi_linear() -> None:
     assert config.kda_value_dim == config.kda_key_dim
 
 
-def test_a_nested_text_config_and_a_list_of_one_stop_token_are_read() -> None:
-    raw = changed({"eos_token_id": [7]})
+def test_a_nested_text_config_and_a_list_of_stop_tokens_are_read() -> None:
+    raw = changed({"eos_token_id": [7, 2, 7]})
     config = ModelConfig.from_dict({"model_type": "kimi_k3", "text_config": raw})
-    assert (config.eos_token_id, config.unsupported) == (7, ())
+    assert (config.eos_token_ids, config.unsupported) == ((7, 2), ())
     seeing = ModelConfig.from_dict({"text_config": raw, "vision_config": {}})
     assert [feature.field for feature in seeing.unsupported] == ["vision_config"]
 
@@ -69,7 +69,6 @@ def test_a_nested_text_config_and_a_list_of_one_stop_token_are_read() -> None:
         ({"vision_config": {}}, "vision_config"),
         ({"linear.short_conv_kernel_size": 3}, "linear_attn_config.short_conv_kernel_size"),
         ({"linear.allow_neg_eigval": True}, "linear_attn_config.allow_neg_eigval"),
-        ({"eos_token_id": [2, 3]}, "eos_token_id"),
         ({"num_key_value_heads": 1}, "num_key_value_heads"),
         ({"logit_scale": 0.5}, "logit_scale"),
     ],
@@ -97,6 +96,9 @@ def test_experts_beyond_the_last_layer_are_no_experts() -> None:
         ({"rms_norm_eps": "small"}, "rms_norm_eps"),
         ({"eos_token_id": None}, "eos_token_id"),
         ({"eos_token_id": 96}, "eos_token_id"),
+        ({"eos_token_id": [2, 96]}, "eos_token_id"),
+        ({"eos_token_id": [2, "3"]}, "eos_token_id"),
+        ({"eos_token_id": []}, "eos_token_id"),
         ({"linear_attn_config": None}, "linear_attn_config"),
         ({"linear_attn_config": [1]}, "linear_attn_config"),
         ({"linear.kda_layers": [0, 1, 2]}, "linear_attn_config.kda_layers"),

@@ -74,8 +74,7 @@ def test_a_folder_gives_the_tokenizer_and_its_digest_names_it(tmp_path: Path) ->
     write_tokenizer(tmp_path)
     tokenizer = load_tokenizer(tmp_path)
     assert tokenizer.vocab_size == 263
-    assert tokenizer.control_id("<|end|>") == END
-    assert tokenizer.control_id("<|none|>") is None
+    assert tokenizer.turn_end_id == END
     assert tokenizer.digest() == TOKENIZER.digest()
     assert len(tokenizer.digest()) == 32
     write_tokenizer(tmp_path, (*CONTROL[:-1], "<|other|>"))
