@@ -110,13 +110,13 @@ class ModelConfig:
     def from_dict(cls, raw: Mapping[str, Any], source: str = "config") -> Self:
         """Parse the fields of a `config.json` (or of its `text_config`); raises ModelConfigError."""
         outer = ConfigFields(raw, source)
-        fields = ConfigFields(outer.table("text_config"), source, "text_config.") if "text_config" in raw else outer
-        linear = ConfigFields(fields.table("linear_attn_config"), source, "linear_attn_config.")
+        fields = outer.inside("text_config") if "text_config" in raw else outer
+        linear = fields.inside("linear_attn_config")
         layers = fields.integer("num_hidden_layers")
         limit = "model_max_length" if "model_max_length" in fields.raw else "max_position_embeddings"
-        bound = linear.number("gate_lower_bound", None)
+        bound = linear.optional_number("gate_lower_bound")
         if bound is not None and not -5.45 <= bound < 0:
-            raise ModelConfigError("linear_attn_config.gate_lower_bound", source, f"{bound} is outside [-5.45, 0)")
+            raise linear.error("gate_lower_bound", f"{bound} is outside [-5.45, 0)")
         key_dim = linear.integer("head_dim")
         config = cls(
             source=source,
@@ -136,14 +136,14 @@ class ModelConfig:
             qk_rope_head_dim=fields.integer("qk_rope_head_dim"),
             v_head_dim=fields.integer("v_head_dim"),
             mla_output_gate=fields.flag("mla_use_output_gate"),
-            rms_norm_eps=fields.number("rms_norm_eps", 1e-5) or 1e-5,
+            rms_norm_eps=fields.positive("rms_norm_eps", 1e-5),
             context_limit=fields.integer(limit),
             eos_token_ids=fields.token_ids("eos_token_id"),
             tie_word_embeddings=fields.flag("tie_word_embeddings"),
             moe=MoeConfig.from_fields(fields),
             activation=_activation(fields),
             attn_res_block_size=fields.optional_integer("attn_res_block_size"),
-            unsupported=unsupported_features(fields, linear),
+            unsupported=unsupported_features(fields, linear, None if fields is outer else outer),
             raw=dict(raw),
         )
         if (largest := max(config.eos_token_ids)) >= config.vocab_size:
@@ -155,8 +155,10 @@ def _activation(fields: ConfigFields) -> Activation:
     name = fields.raw.get("hidden_act", "silu")
     if name not in ACTIVATIONS:
         return SILU  # refused by `unsupported_features`
-    beta = fields.number("activation_situ_beta", None)
-    return Activation(name, 1.0 if beta is None else beta, fields.number("activation_situ_linear_beta", None))
+    if fields.raw.get("activation_situ_linear_beta") is None:
+        return Activation(name, fields.positive("activation_situ_beta", 1.0), None)
+    linear_beta = fields.positive("activation_situ_linear_beta", 1.0)
+    return Activation(name, fields.positive("activation_situ_beta", 1.0), linear_beta)
 
 
 def _layer_kinds(layers: int, linear: ConfigFields) -> tuple[LayerKind, ...]:

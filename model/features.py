@@ -1,7 +1,8 @@
 """What a config may ask for that this version does not compute. Nothing that changes a model is silently ignored."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from forkpoint.kernels.experts.format import GROUP
 from forkpoint.kernels.ffn.activation import ACTIVATIONS
@@ -90,6 +91,16 @@ _NEUTRAL_KEYS: Final = frozenset(
     }
 )
 """Published fields that change nothing here. A field in neither list may change the model, so it is refused."""
+_WRAPPER_KEYS: Final = frozenset(
+    {
+        *("text_config", "tie_word_embeddings", "quantization_config", "eos_token_id"),
+        # What is seen enters the text model as rows that nobody makes here.
+        *("vision_config", "image_placeholder", "media_placeholder_token_id", "ignore_index"),
+    }
+)
+"""Fields of a multimodal model beside its text model."""
+_MXFP4_FORMAT: Final = "mxfp4-pack-quantized"
+_QUANTISED: Final = "a quantisation other than MXFP4"
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,17 +111,22 @@ class UnsupportedFeature:
     what: str
 
 
-def unsupported_features(fields: ConfigFields, linear: ConfigFields) -> tuple[UnsupportedFeature, ...]:
-    """What this version does not compute of a config: `fields` is the text model's object and `linear` its
-    `linear_attn_config`."""
-    return (*_others(fields, linear), *_unknown(fields, linear))
+def unsupported_features(
+    fields: ConfigFields, linear: ConfigFields, outer: ConfigFields | None
+) -> tuple[UnsupportedFeature, ...]:
+    """What this version does not compute of a config: `fields` is the text model's object, `linear` its
+    `linear_attn_config`, and `outer` the object around it, if the text model is nested in a multimodal one."""
+    asked = [*_known(fields), *_of_linear(linear), *_unknown(fields, _COMPUTED_KEYS | _NEUTRAL_KEYS)]
+    if outer is not None:
+        asked += [*_of_wrapper(outer, fields), *_unknown(outer, _WRAPPER_KEYS | _NEUTRAL_KEYS)]
+    return tuple(asked)
 
 
-def _others(fields: ConfigFields, linear: ConfigFields) -> list[UnsupportedFeature]:
-    """What else the config asks for and this version does not compute."""
-    raw = fields.raw
+def _known(fields: ConfigFields) -> list[UnsupportedFeature]:
+    """Fields of the text model that are known, with a value that is not computed."""
+    raw, groups = fields.raw, fields.raw.get("num_expert_group")
     asked = {
-        "quantization_config": (not _is_mxfp4(raw.get("quantization_config")), "a quantisation other than MXFP4"),
+        "quantization_config": (not _is_mxfp4(raw.get("quantization_config")), _QUANTISED),
         "hidden_act": (
             raw.get("hidden_act", "silu") not in ACTIVATIONS,
             f"the activation {raw.get('hidden_act')!r}",
@@ -119,7 +135,7 @@ def _others(fields: ConfigFields, linear: ConfigFields) -> list[UnsupportedFeatu
             raw.get("moe_router_activation_func", "sigmoid") != "sigmoid",
             f"a router with {raw.get('moe_router_activation_func')!r}",
         ),
-        "num_expert_group": (raw.get("num_expert_group") not in (None, raw.get("topk_group")), "groups of experts"),
+        "num_expert_group": (groups not in (None, 1, raw.get("topk_group")), "groups of experts"),
         "mla_use_nope": (raw.get("mla_use_nope") is False, "rotary position encoding"),
         "rope_scaling": (raw.get("rope_scaling") is not None, "rotary position encoding"),
         "attention_bias": (bool(raw.get("attention_bias")), "a bias in the attention projections"),
@@ -128,29 +144,53 @@ def _others(fields: ConfigFields, linear: ConfigFields) -> list[UnsupportedFeatu
             raw.get("num_key_value_heads") not in (None, raw.get("num_attention_heads")),
             "a number of key-value heads other than num_attention_heads",
         ),
-        "linear_attn_config.short_conv_kernel_size": (
-            linear.integer("short_conv_kernel_size", CONV_TAPS) != CONV_TAPS,
-            f"a short convolution of other than {CONV_TAPS} taps",
-        ),
     }
-    return [UnsupportedFeature(key, what) for key, (is_asked, what) in asked.items() if is_asked]
+    return _asked(fields, asked)
+
+
+def _of_linear(linear: ConfigFields) -> list[UnsupportedFeature]:
+    taps = linear.integer("short_conv_kernel_size", CONV_TAPS)
+    asked = {"short_conv_kernel_size": (taps != CONV_TAPS, f"a short convolution of other than {CONV_TAPS} taps")}
+    return _asked(linear, asked) + _unknown(linear, _LINEAR_KEYS)
+
+
+def _of_wrapper(outer: ConfigFields, fields: ConfigFields) -> list[UnsupportedFeature]:
+    tied = outer.flag("tie_word_embeddings") and not fields.flag("tie_word_embeddings")
+    asked = {
+        "quantization_config": (not _is_mxfp4(outer.raw.get("quantization_config")), _QUANTISED),
+        "tie_word_embeddings": (tied, "an embedding that is tied in the outer model only"),
+    }
+    return _asked(outer, asked)
+
+
+def _asked(fields: ConfigFields, asked: Mapping[str, tuple[bool, str]]) -> list[UnsupportedFeature]:
+    return [UnsupportedFeature(fields.prefix + key, what) for key, (is_asked, what) in asked.items() if is_asked]
 
 
 def _is_mxfp4(quantization: object) -> bool:
-    """Whether a `quantization_config` is absent or the published one: 4-bit floats in groups of 32, weights only."""
+    """Whether a `quantization_config` is absent or the published one: 4-bit floats in groups of 32 with byte scales,
+    weights only."""
     if quantization is None:
         return True
-    if not isinstance(quantization, dict) or quantization.get("format") != "mxfp4-pack-quantized":
+    if not isinstance(quantization, dict) or quantization.get("format") != _MXFP4_FORMAT:
         return False
-    groups = quantization.get("config_groups", {})
-    kinds = [group.get("weights", {}) for group in groups.values()] if isinstance(groups, dict) else [{}]
-    return all(
-        (kind.get("num_bits"), kind.get("type"), kind.get("group_size")) == (4, "float", GROUP) for kind in kinds
-    )
+    groups = quantization.get("config_groups")
+    if not isinstance(groups, dict) or not groups or quantization.get("kv_cache_scheme") is not None:
+        return False
+    return all(isinstance(group, dict) and _is_mxfp4_group(group) for group in groups.values())
 
 
-def _unknown(fields: ConfigFields, linear: ConfigFields) -> list[UnsupportedFeature]:
+def _is_mxfp4_group(group: Mapping[str, Any]) -> bool:
+    weights = group.get("weights")
+    if not isinstance(weights, dict) or group.get("format", _MXFP4_FORMAT) != _MXFP4_FORMAT:
+        return False
+    if group.get("input_activations") is not None or group.get("output_activations") is not None:
+        return False
+    exact = {"num_bits": 4, "type": "float", "group_size": GROUP, "symmetric": True, "scale_dtype": "torch.uint8"}
+    return all(weights.get(key, value) == value for key, value in exact.items()) and "num_bits" in weights
+
+
+def _unknown(fields: ConfigFields, known: frozenset[str]) -> list[UnsupportedFeature]:
     """Fields that this version has never heard of."""
-    unknown = sorted(set(fields.raw) - _COMPUTED_KEYS - _NEUTRAL_KEYS)
-    unknown += [f"linear_attn_config.{key}" for key in sorted(set(linear.raw) - _LINEAR_KEYS)]
-    return [UnsupportedFeature(key, "this field, which is unknown here and may change the model,") for key in unknown]
+    what = "this field, which is unknown here and may change the model,"
+    return [UnsupportedFeature(fields.prefix + key, what) for key in sorted(set(fields.raw) - known)]

@@ -34,10 +34,10 @@ class MoeConfig:
     @classmethod
     def from_fields(cls, fields: ConfigFields) -> Self | None:
         """Read a text model's fields; None when no layer has experts. Raises ModelConfigError."""
-        if not fields.raw.get("num_experts"):
+        if not fields.count("num_experts", 0):
             return None
         layers = fields.integer("num_hidden_layers")
-        first = 0 if fields.raw.get("first_k_dense_replace") == 0 else fields.integer("first_k_dense_replace", 1)
+        first = fields.count("first_k_dense_replace", 1)
         every = fields.integer("moe_layer_freq", 1)
         if not any(layer % every == 0 for layer in range(first, layers)):
             return None
@@ -48,7 +48,7 @@ class MoeConfig:
             intermediate_size=fields.integer("moe_intermediate_size"),
             latent_size=fields.optional_integer("routed_expert_hidden_size"),
             latent_norm=fields.flag("latent_moe_use_norm"),
-            scaling_factor=fields.number("routed_scaling_factor", 1.0) or 1.0,
+            scaling_factor=fields.positive("routed_scaling_factor", 1.0),
             renormalize=fields.flag("moe_renormalize", True),
             biased_weights=fields.flag("router_weight_uses_score_correction_bias"),
             first_layer=first,

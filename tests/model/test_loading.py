@@ -38,9 +38,9 @@ def test_a_folder_gives_a_working_model(folder: Path) -> None:
 
 def test_a_config_beyond_this_version_is_refused_before_weights_are_read(folder: Path) -> None:
     raw = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(raw | {"attn_res_block_size": 12}))
+    (folder / "config.json").write_text(json.dumps(raw | {"attention_bias": True}))
     (folder / "model.safetensors").unlink()
-    with pytest.raises(ModelConfigError, match="attn_res_block_size"):
+    with pytest.raises(ModelConfigError, match="attention_bias"):
         load_model(folder)
 
 
