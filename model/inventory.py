@@ -1,5 +1,6 @@
 """The tensors of a model: published names and shapes."""
 
+from collections.abc import Sequence
 from typing import Final
 
 from forkpoint.kernels.experts.format import GROUP
@@ -10,6 +11,14 @@ PACKED_SUFFIX: Final = ".weight_packed"
 """A matrix whose name ends so is MXFP4, two elements a byte."""
 SCALE_SUFFIX: Final = ".weight_scale"
 QUANTISED_SUFFIXES: Final = (PACKED_SUFFIX, SCALE_SUFFIX)
+
+
+def kept_dtype(name: str, shape: Sequence[int]) -> str:
+    """What the kernels of a GPU keep a tensor as (PartSpec's spelling): matrices in bf16, as published; vectors and
+    conv taps, which are small and scale whole rows, in fp32; MXFP4 as it is."""
+    if name.endswith(QUANTISED_SUFFIXES):
+        return "uint8"
+    return "float32" if len(shape) == 1 or name.endswith("_conv1d.weight") else "bfloat16"
 
 
 def expected_tensors(config: ModelConfig, packed: bool = False) -> dict[str, tuple[int, ...]]:

@@ -10,8 +10,9 @@ from torch import Tensor
 from forkpoint.kernels.experts.format import GROUP
 from forkpoint.model.inventory import PACKED_SUFFIX, SCALE_SUFFIX
 
-PIECE_VALUES: Final = 1 << 20
-"""Values made at a time, so that a tensor of any size takes little room besides its own. Part of what a seed means."""
+PIECE_VALUES: Final = 1 << 15
+"""Values made at a time: they stay in a core's cache, and torch cuts nothing so small among threads, so that several
+tensors may be made at once. Part of what a seed means."""
 ELEMENT_LOG2: Final = math.log2(137 / 16) / 2
 """log2 of the root mean square of evenly drawn MXFP4 elements."""
 SCALE_BIAS: Final = 127
@@ -35,7 +36,7 @@ def random_tensor(name: str, shape: tuple[int, ...], seed: int = 0, dtype: torch
         middle = SCALE_BIAS + round(-math.log2(shape[1] * GROUP) / 2 - ELEMENT_LOG2)
         return torch.randint(middle - 2, middle + 2, shape, generator=generator, dtype=torch.uint8)
     flat = torch.empty(math.prod(shape), dtype=dtype)
-    for piece in flat.split(PIECE_VALUES):
+    for piece in torch.split(flat, PIECE_VALUES):
         piece.copy_(_values(name, shape, piece.numel(), generator).to(torch.bfloat16))
     return flat.view(shape)
 

@@ -18,6 +18,7 @@ from forkpoint.kernels.sampler.triton import sample
 from forkpoint.kernels.staging import triton as staging
 from forkpoint.kernels.staging.pieces import Table
 from forkpoint.model.config import ModelConfig
+from forkpoint.model.inventory import kept_dtype
 from forkpoint.model.rows import RowBatch
 from forkpoint.model.state import TORCH_DTYPES, StateDtypes, StateTensors
 from forkpoint.model.triton_step import StepPlan, TritonStep
@@ -57,13 +58,7 @@ class TritonKernels:
         self._rank = config.kv_lora_rank
 
     def weight(self, name: str, tensor: Tensor) -> Tensor:
-        """Matrices in bf16, as published; vectors and conv taps, which are small and scale whole rows, in fp32."""
-        if tensor.dtype == torch.uint8:
-            dtype = torch.uint8
-        else:
-            wide = tensor.dim() == 1 or name.endswith("_conv1d.weight")
-            dtype = torch.float32 if wide else self.compute_dtype
-        return tensor.to(self._device, dtype).contiguous()
+        return tensor.to(self._device, TORCH_DTYPES[kept_dtype(name, tensor.shape)]).contiguous()
 
     def per_head_weight(self, weight: Tensor) -> Tensor:
         return weight.contiguous()

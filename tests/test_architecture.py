@@ -59,6 +59,8 @@ ROOMS = {
     "client": room("proto", third=("grpc", "grpc_health", "google")),
     "cli": room(
         *("client", "model/config", "model/geometries", "model/plan", "statestore/check", "statestore/open"),
+        *("model/published", "model/geometry_sizes", "model/weight_sizes", "model/device_fit"),
+        *("model/random_folder", "model/folder_check"),
         *("statestore/gc", "statestore/gcreport", "statestore/retention"),
         "server/main",
         third=("rich",),
