@@ -1,12 +1,13 @@
 """The wiring: the only place that knows every part. A config becomes a node that serves."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+from forkpoint.chat import Chat, PromptIds
 from forkpoint.clock import Clock, SystemClock
 from forkpoint.config import ServerConfig
 from forkpoint.errors import ConfigError
@@ -53,9 +54,9 @@ class TokenizerCodec:
         """Ids of UTF-8 text."""
         return self._tokenizer.encode(text)
 
-    def render_messages(self, messages: Sequence[tuple[str, bytes]], add_generation_prompt: bool) -> list[int]:
-        """Ids of chat turns."""
-        return self._tokenizer.render_messages(messages, add_generation_prompt)
+    def render_chat(self, chat: Chat) -> PromptIds:
+        """Ids of a chat."""
+        return self._tokenizer.render_chat(chat)
 
     def token_bytes(self, token_id: int) -> bytes:
         """Text of one id."""
