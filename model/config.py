@@ -138,7 +138,7 @@ class ModelConfig:
             mla_output_gate=fields.flag("mla_use_output_gate"),
             rms_norm_eps=fields.positive("rms_norm_eps", 1e-5),
             context_limit=fields.integer(limit),
-            eos_token_ids=fields.token_ids("eos_token_id"),
+            eos_token_ids=_eos_token_ids(outer, fields),
             tie_word_embeddings=fields.flag("tie_word_embeddings"),
             moe=MoeConfig.from_fields(fields),
             activation=_activation(fields),
@@ -149,6 +149,12 @@ class ModelConfig:
         if (largest := max(config.eos_token_ids)) >= config.vocab_size:
             raise fields.error("eos_token_id", f"{largest} is outside the vocabulary")
         return config
+
+
+def _eos_token_ids(outer: ConfigFields, fields: ConfigFields) -> tuple[int, ...]:
+    """What the text model's object names, then what only the object around it does."""
+    places = [place for place in dict.fromkeys((fields, outer)) if place.raw.get("eos_token_id") is not None]
+    return tuple(dict.fromkeys(i for place in places or [fields] for i in place.token_ids("eos_token_id")))
 
 
 def _activation(fields: ConfigFields) -> Activation:

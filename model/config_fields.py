@@ -76,7 +76,7 @@ class ConfigFields:
     def token_ids(self, key: str) -> tuple[int, ...]:
         """One id, or a list of at least one; each once."""
         value = self.raw.get(key)
-        ids = value if isinstance(value, list) and value else [value]
+        ids: list[Any] = value if isinstance(value, list) and value else [value]
         for token_id in ids:
             if isinstance(token_id, bool) or not isinstance(token_id, int) or token_id < 0:
                 raise self.error(key, f"{token_id!r} is not a token id")

@@ -55,6 +55,10 @@ def test_a_nested_text_config_and_a_list_of_stop_tokens_are_read() -> None:
     raw = changed({"eos_token_id": [7, 2, 7]})
     config = ModelConfig.from_dict({"model_type": "kimi_k3", "text_config": raw, "vision_config": {"patch_size": 14}})
     assert (config.eos_token_ids, config.unsupported) == ((7, 2), ())
+    around = ModelConfig.from_dict({"model_type": "kimi_k3", "text_config": raw, "eos_token_id": [2, 5]})
+    assert around.eos_token_ids == (7, 2, 5)
+    del raw["eos_token_id"]
+    assert ModelConfig.from_dict({"text_config": raw, "eos_token_id": 5}).eos_token_ids == (5,)
 
 
 def test_the_whole_published_config_of_k3_is_read() -> None:
