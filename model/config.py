@@ -87,6 +87,10 @@ class ModelConfig:
         """Values kept a token and MLA layer: the normed latent, then the raw shared key."""
         return self.kv_lora_rank + self.qk_rope_head_dim
 
+    def canonical_json(self) -> bytes:
+        """`raw` as UTF-8 with sorted keys and no blanks: what the model digest is made over."""
+        return json.dumps(self.raw, sort_keys=True, separators=(",", ":")).encode()
+
     def require_runnable(self) -> None:
         """Raise ModelConfigError for the first feature that this version does not compute."""
         for feature in self.unsupported:

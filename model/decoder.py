@@ -1,5 +1,6 @@
 """HybridDecoder: KDA and MLA layers over packed rows, from token ids to final-norm rows and logits."""
 
+import logging
 from collections.abc import Mapping
 from typing import Protocol
 
@@ -18,6 +19,8 @@ from forkpoint.model.rows import RowBatch
 from forkpoint.model.state import StateTensors
 from forkpoint.model.table import WeightTable
 from forkpoint.model.weights import check_weights
+
+log = logging.getLogger(__name__)
 
 
 class Attention(Protocol):
@@ -63,6 +66,7 @@ class HybridDecoder:
     """The model. `state(p)` is a function of the tokens alone: no result depends on the batch or on the cut.
 
     `weights` maps published tensor names (`model.layers.0.self_attn.q_proj.weight`, ...) to tensors of any float dtype.
+    All are checked before the first is read; each is read once, layer by layer. `source` names them in errors.
     `kernels` compute; by default those that the device has for this model. Slots and pages must be laid out with
     `kernels.dtypes`. Raises ModelConfigError for a config beyond this version, and WeightsError for tensors that do not
     fit it.
@@ -74,11 +78,14 @@ class HybridDecoder:
         weights: Mapping[str, Tensor],
         device: torch.device | str = "cpu",
         kernels: Kernels | None = None,
+        source: str = "weights",
     ) -> None:
         config.require_runnable()
+        read = check_weights(config, weights, source)
+        for note in read.notes:
+            log.info("%s: %s", source, note)
         self.config, self.device = config, torch.device(device)
         self.kernels = kernels = kernels or choose_kernels(config, self.device)
-        read = check_weights(config, weights)
         packed = any(name.endswith(PACKED_SUFFIX) for name in read)
         table = WeightTable(lambda name: kernels.weight(name, read[name]))
         self.embedding = table["model.embed_tokens.weight"]

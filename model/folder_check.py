@@ -3,9 +3,10 @@
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from forkpoint.model.checkpoint import Checkpoint
 from forkpoint.model.config import ModelConfig
 from forkpoint.model.inventory import PACKED_SUFFIX
-from forkpoint.model.weights import WeightsError, check_weights, read_tensors
+from forkpoint.model.weights import WeightsError, check_weights
 
 
 @dataclass(slots=True)
@@ -21,9 +22,9 @@ def check_folder(folder: Path | str, config: ModelConfig) -> FolderCheck:
     """Every problem of a folder's tensors, none of which stops the others from being told."""
     found = FolderCheck()
     try:
-        tensors = read_tensors(folder)
+        tensors = Checkpoint(folder)
         found.packed = any(name.endswith(PACKED_SUFFIX) for name in tensors)
-        check_weights(config, tensors, str(folder))
+        found.notes += check_weights(config, tensors, str(folder)).notes
     except WeightsError as error:
         found.problems += error.problems
     return found

@@ -76,7 +76,8 @@ class Kernels(Protocol):
         ...
 
     def weight(self, name: str, tensor: Tensor) -> Tensor:
-        """The tensor of a published name on the device, in the dtype that these kernels read; uint8 stays uint8."""
+        """A copy of the tensor of a published name on the device, in the dtype that these kernels read; uint8 stays
+        uint8. It must not share memory with `tensor`, which may be a mapped file."""
         ...
 
     def per_head_weight(self, weight: Tensor) -> Tensor:

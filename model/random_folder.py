@@ -15,12 +15,12 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from forkpoint.errors import ConfigError
+from forkpoint.model.checkpoint import INDEX_FILE
 from forkpoint.model.config import ModelConfig
 from forkpoint.model.geometry_sizes import BYTE_VALUES, CONTROL_NAMES
 from forkpoint.model.published import StoredTensor, in_shards, stored_tensors
 from forkpoint.model.random_weights import random_tensor
 from forkpoint.model.state import TORCH_DTYPES
-from forkpoint.model.weights import INDEX_FILE
 
 SHARD_BYTES: Final = 4 << 30
 """At most this of a folder is in memory; the largest single tensor of K3 takes 2.3 GB."""

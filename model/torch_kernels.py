@@ -75,7 +75,7 @@ class TorchKernels:
 
     def weight(self, name: str, tensor: Tensor) -> Tensor:
         dtype = tensor.dtype if tensor.dtype == torch.uint8 else self.compute_dtype
-        return tensor.to(self._device, dtype).contiguous()
+        return tensor.to(self._device, dtype, copy=True).contiguous()
 
     def per_head_weight(self, weight: Tensor) -> Tensor:
         return weight.contiguous()

@@ -58,7 +58,7 @@ class TritonKernels:
         self._rank = config.kv_lora_rank
 
     def weight(self, name: str, tensor: Tensor) -> Tensor:
-        return tensor.to(self._device, TORCH_DTYPES[kept_dtype(name, tensor.shape)]).contiguous()
+        return tensor.to(self._device, TORCH_DTYPES[kept_dtype(name, tensor.shape)], copy=True).contiguous()
 
     def per_head_weight(self, weight: Tensor) -> Tensor:
         return weight.contiguous()

@@ -14,11 +14,12 @@ from torch import Tensor
 
 from forkpoint.errors import ConfigError
 from forkpoint.model import random_folder
+from forkpoint.model.checkpoint import Checkpoint
 from forkpoint.model.config import ModelConfig
 from forkpoint.model.geometry_sizes import GeometrySizes, sized_config
 from forkpoint.model.loading import load_model
 from forkpoint.model.random_folder import RandomFolder
-from forkpoint.model.weights import check_weights, read_tensors
+from forkpoint.model.weights import check_weights
 from tests.support.random_model import random_weights
 
 TINY = GeometrySizes(layers=4, hidden=64, heads=2, ffn=32, experts=3, vocab=272)
@@ -37,7 +38,7 @@ def test_a_made_folder_is_served_like_a_published_one(tmp_path: Path, name: str)
     made.write(tmp_path / "model", told.append)
     assert sum(told) == made.weight_bytes and len(told) == len(made.shards)
     config = ModelConfig.from_folder(tmp_path / "model")
-    checked = check_weights(config, read_tensors(tmp_path / "model"))
+    checked = check_weights(config, Checkpoint(tmp_path / "model"))
     weights = random_weights(config, seed=3)
     assert all(torch.equal(checked[name].to(weights[name].dtype), weights[name]) for name in weights)
     model = load_model(tmp_path / "model")
@@ -55,7 +56,7 @@ def test_equal_arguments_give_equal_files_and_another_seed_others(tmp_path: Path
 
 def test_a_model_that_never_stops_has_no_logits_but_those_of_bytes(tmp_path: Path) -> None:
     folder_of("k3", never_stop=True).write(tmp_path)
-    weight = read_tensors(tmp_path)["language_model.lm_head.weight"]
+    weight = Checkpoint(tmp_path)["language_model.lm_head.weight"]
     assert not weight[256:].any() and weight[:256].any(dim=1).all()
 
 
@@ -63,9 +64,7 @@ def test_the_index_tells_the_bytes_of_the_tensors(tmp_path: Path) -> None:
     made = folder_of("k3", shard_bytes=1 << 19)
     made.write(tmp_path)
     index = json.loads((tmp_path / "model.safetensors.index.json").read_text())
-    assert (
-        index["metadata"]["total_size"] == made.weight_bytes == sum(t.nbytes for t in read_tensors(tmp_path).values())
-    )
+    assert index["metadata"]["total_size"] == made.weight_bytes == sum(t.nbytes for t in Checkpoint(tmp_path).values())
     for file in set(index["weight_map"].values()):
         assert (tmp_path / file).stat().st_mode == (tmp_path / "config.json").stat().st_mode
         with safe_open(tmp_path / file, framework="pt") as opened:

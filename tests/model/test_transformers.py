@@ -9,8 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from forkpoint.model.checkpoint import Checkpoint
 from forkpoint.model.config import ModelConfig
-from forkpoint.model.weights import check_weights, read_tensors
+from forkpoint.model.weights import check_weights
 from tests.support.model_folder import write_folder
 from tests.support.model_runs import ModelRun, logits_tolerance, random_ids
 from tests.support.random_model import Kind, fitted, random_config, random_weights
@@ -40,7 +41,7 @@ def test_logits_match_transformers(tmp_path: Path, kind: Kind, q_lora_rank: int 
     config = random_config(kind, layers=9, mla_layers=MLA_LAYERS, **sizes)
     folder = write_folder(tmp_path, config, random_weights(config, seed=5))
     ours = ModelConfig.from_folder(folder)
-    run = ModelRun(ours, check_weights(ours, read_tensors(folder)), device)
+    run = ModelRun(ours, check_weights(ours, Checkpoint(folder)), device)
     for slot, count in enumerate((40, 200)):
         ids = random_ids(config, count, seed=count)
         expected = reference_logits(folder, ids)
