@@ -12,8 +12,10 @@ from forkpoint.clock import Clock, SystemClock
 from forkpoint.config import ServerConfig
 from forkpoint.errors import ConfigError
 from forkpoint.limits import SHUTDOWN_SECONDS
+from forkpoint.model.digest import LoadProgress
 from forkpoint.model.tokenizer import Tokenizer
 from forkpoint.server.engine.base import Engine
+from forkpoint.server.engine.load_log import Stoppable
 from forkpoint.server.engine.open import open_engine
 from forkpoint.server.rpc.channels import Channels
 from forkpoint.server.rpc.forward import Forwarder
@@ -98,7 +100,7 @@ class ServingNode:
             await asyncio.sleep(BROKEN_LOOK_SECONDS)
 
 
-def open_parts(config: ServerConfig) -> Parts:
+def open_parts(config: ServerConfig, progress: LoadProgress | None = None) -> Parts:
     """Load the model and open the stores that the config names. Raises ConfigError; blocks while it loads."""
     clock = SystemClock()
     config.data.mkdir(parents=True, exist_ok=True)
@@ -110,6 +112,7 @@ def open_parts(config: ServerConfig) -> Parts:
         pages=config.pages,
         threads=config.threads,
         sabotage=config.sabotage,
+        progress=progress,
     )
     shared = config.catalog_url.partition(":")[0] != "memory"
     peer_blobs = PeerBlobs(is_whole, clock) if shared else None
@@ -163,11 +166,24 @@ def node_options(config: ServerConfig, address: str, end_ids: tuple[int, ...]) -
     )
 
 
+async def _opened(config: ServerConfig, progress: LoadProgress | None) -> Parts:
+    """open_parts in a thread, which ends soon when this is cancelled: to load may take minutes."""
+    stoppable = Stoppable(progress)
+    try:
+        return await asyncio.to_thread(open_parts, config, stoppable)
+    except asyncio.CancelledError:
+        stoppable.stop()
+        raise
+
+
 @asynccontextmanager
-async def serving(config: ServerConfig, parts: Parts | None = None) -> AsyncIterator[ServingNode]:
+async def serving(
+    config: ServerConfig, parts: Parts | None = None, progress: LoadProgress | None = None
+) -> AsyncIterator[ServingNode]:
     """A node that serves inside the block; it drains at the block's end.
 
-    `parts` None: open_parts(config). Raises ConfigError, StateIncompatibleError (the store is another model's).
+    `parts` None: open_parts(config), which tells `progress`, in another thread, how far the model is loaded. Raises
+    ConfigError, StateIncompatibleError (the store is another model's).
     """
     rpc = RpcServer(config.node, stream_age_seconds=config.stream_age_seconds)
     try:
@@ -176,7 +192,7 @@ async def serving(config: ServerConfig, parts: Parts | None = None) -> AsyncIter
         raise ConfigError("port", f"{config.host}:{config.port}", str(error)) from error
     address = join_address(config.host, port)
     own = parts is None
-    parts = await asyncio.to_thread(open_parts, config) if parts is None else parts
+    parts = await _opened(config, progress) if parts is None else parts
     facts = parts.engine.facts
     marker = StoreMarker(SCHEMA_VERSION, config.namespace, facts.model_digest, facts.tokenizer_digest)
     await parts.catalog.open(marker)
