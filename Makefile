@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: demo test check lint types stubs stubs-fresh test-triton test-gpu sim mutations clean
+.PHONY: demo test check lint types stubs stubs-fresh test-triton test-gpu sim mutations oracles clean
 
 $(VENV)/.runtime: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -66,6 +66,10 @@ sim: $(VENV)/.dev
 # Every mistake of tests/mutations, put into the code one at a time; writes docs/mutations.md.
 mutations: $(VENV)/.dev
 	$(BIN)/python -m tests.mutations
+
+# Our logits and those of mlx-lm (in an environment of its own, 355 MB) and of transformers, computed anew.
+oracles: $(VENV)/.dev
+	$(BIN)/python -m tests.oracles --venv .venv-mlx
 
 clean:
 	rm -rf $(VENV) build dist src/*.egg-info

@@ -14,6 +14,7 @@ from forkpoint.cli import (
     gc,
     generate,
     migrate,
+    model,
     node,
     plan,
     serve,
@@ -25,7 +26,7 @@ from forkpoint.cli.output import fail
 from forkpoint.client.errors import RemoteError
 from forkpoint.errors import ForkpointError
 
-VERBS = (serve, demo, session, generate, chat, checkpoint, workflow, node, migrate, plan, check, gc, doctor)
+VERBS = (serve, demo, session, generate, chat, checkpoint, workflow, node, migrate, plan, model, check, gc, doctor)
 
 EXIT_ERROR = 1
 EXIT_USAGE = 2

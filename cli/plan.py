@@ -25,7 +25,7 @@ def add_parser(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> 
 def run(arguments: argparse.Namespace) -> int:
     """Print the plan."""
     plan = make_plan(
-        _config(arguments.model),
+        config_of(arguments.model, "--model"),
         arguments.tokens,
         kda_dtype=arguments.kda_dtype,
         checkpoint_every=arguments.checkpoint_every,
@@ -38,12 +38,13 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _config(model: str) -> ModelConfig:
+def config_of(model: str, flag: str) -> ModelConfig:
+    """The config of a geometry or of a folder that `flag` names. Raises ConfigError."""
     if model in GEOMETRIES:
         return geometry(model)
     if not (Path(model) / "config.json").is_file():
         raise ConfigError(
-            "--model", "command line", f"{model!r} is neither one of {sorted(GEOMETRIES)} nor a folder with config.json"
+            flag, "command line", f"{model!r} is neither one of {sorted(GEOMETRIES)} nor a folder with config.json"
         )
     return ModelConfig.from_folder(model)
 

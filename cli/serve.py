@@ -1,10 +1,12 @@
 """`forkpoint serve`: run a node until SIGTERM or Ctrl-C."""
 
 import argparse
+import sys
 from dataclasses import fields
 from pathlib import Path
 from typing import Final
 
+from forkpoint.cli.load_bar import LoadBar
 from forkpoint.config import DEVICES, DURABILITIES, ServerConfig, load_config
 
 HELP: Final = {
@@ -77,4 +79,7 @@ def run(arguments: argparse.Namespace) -> int:
     # Late, so that no other verb pays for torch.
     from forkpoint.server.main import serve
 
-    return serve(config)
+    if not sys.stderr.isatty():
+        return serve(config)
+    with LoadBar() as bar:
+        return serve(config, bar)

@@ -10,8 +10,8 @@ from forkpoint.proto.forkpoint.v1.common_pb2 import ChatMessage, ChatMessages, T
 CHUNK_BYTES: Final = 256 * 1024
 CHUNK_TOKENS: Final = 64 * 1024
 
-Messages = Sequence[tuple[str, str | bytes]]
-"""Turns of a chat: (role, text)."""
+Messages = Sequence[tuple[str, str | bytes] | tuple[str, str | bytes, str]]
+"""Turns of a chat: (role, text), or (role, text, name)."""
 
 
 def utf8(text: str | bytes) -> bytes:
@@ -24,20 +24,30 @@ def append_request(
     text: str | bytes | None,
     messages: Messages | None,
     add_generation_prompt: bool,
+    thinking: bool | None = None,
+    thinking_effort: str = "",
 ) -> pb.AppendRequest:
     """An AppendRequest with at most one input. Raises ValueError for more."""
     if sum(value is not None for value in (tokens, text, messages)) > 1:
         raise ValueError("give one of tokens, text and messages")
-    if add_generation_prompt and messages is None:
-        raise ValueError("add_generation_prompt goes with messages")
+    if messages is None and (add_generation_prompt or thinking is not None or thinking_effort):
+        raise ValueError("add_generation_prompt, thinking and thinking_effort go with messages")
     request = pb.AppendRequest()
     if tokens is not None:
         request.tokens.CopyFrom(TokenIds(ids=tokens))
     elif text is not None:
         request.text_utf8 = utf8(text)
     elif messages is not None:
-        turns = [ChatMessage(role=role, text_utf8=utf8(content)) for role, content in messages]
-        request.messages.CopyFrom(ChatMessages(messages=turns, add_generation_prompt=add_generation_prompt))
+        request.messages.CopyFrom(
+            ChatMessages(
+                messages=[
+                    ChatMessage(role=turn[0], text_utf8=utf8(turn[1]), name="".join(turn[2:])) for turn in messages
+                ],
+                add_generation_prompt=add_generation_prompt,
+                thinking=thinking,
+                thinking_effort=thinking_effort,
+            )
+        )
     return request
 
 
@@ -63,5 +73,8 @@ def chunks(request: pb.AppendRequest) -> Iterator[pb.AppendChunk]:
     elif kind == "messages":
         for turn in request.messages.messages:
             yield pb.AppendChunk(messages=ChatMessages(messages=[turn]))
-        if request.messages.add_generation_prompt:
-            yield pb.AppendChunk(messages=ChatMessages(add_generation_prompt=True))
+        rest = ChatMessages()
+        rest.CopyFrom(request.messages)
+        rest.ClearField("messages")
+        if rest.ListFields():
+            yield pb.AppendChunk(messages=rest)

@@ -56,14 +56,17 @@ class Session:
         text: str | bytes | None = None,
         messages: Messages | None = None,
         add_generation_prompt: bool = False,
+        thinking: bool | None = None,
+        thinking_effort: str = "",
         expected_position: int | None = None,
         expected_head_hash: bytes = b"",
         durability: str = "",
         request_id: str | None = None,
         timeout_s: float = LONG_DEADLINE_SECONDS,
     ) -> pb.AppendResponse:
-        """Append one of token ids, text and chat messages; durable when it returns."""
-        request = append_request(tokens, text, messages, add_generation_prompt)
+        """Append one of token ids, text and chat messages; durable when it returns. `thinking` and `thinking_effort`
+        ("low", "high", "max") go with messages, and None and "" are the model's own way."""
+        request = append_request(tokens, text, messages, add_generation_prompt, thinking, thinking_effort)
         request.name = self.name
         request.request_id = request_id or fresh_request_id()
         request.expected_head_hash = expected_head_hash
@@ -86,6 +89,8 @@ class Session:
         text: str | bytes | None = None,
         messages: Messages | None = None,
         add_generation_prompt: bool = False,
+        thinking: bool | None = None,
+        thinking_effort: str = "",
         max_tokens: int = 0,
         temperature: float = 0.0,
         top_k: int = 0,
@@ -115,7 +120,7 @@ class Session:
             resume_position=resume_position,
             cancel_on_disconnect=cancel_on_disconnect,
         )
-        given = append_request(tokens, text, messages, add_generation_prompt)
+        given = append_request(tokens, text, messages, add_generation_prompt, thinking, thinking_effort)
         if given.WhichOneof("input") is not None:
             request.input.CopyFrom(given)
         patience = self._patience if patience_s is None else replace(self._patience, total_s=patience_s)

@@ -1,7 +1,6 @@
 """ModelConfig: the geometry of a hybrid KDA/MLA model, from a Hugging Face `config.json`.
 
-What a later version will run (MoE, Attention Residuals, MXFP4, SiTU) is parsed as geometry, so that `forkpoint plan`
-knows the real models; `require_runnable` refuses to build a decoder for it and names the field.
+`require_runnable` refuses to build a decoder for what this version does not compute, and names the field.
 """
 
 import json
@@ -10,8 +9,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Literal, Self
 
+from forkpoint.kernels.ffn.activation import ACTIVATIONS, SILU, Activation
 from forkpoint.model.config_fields import ConfigFields, ModelConfigError
 from forkpoint.model.features import CONV_TAPS, UnsupportedFeature, unsupported_features
+from forkpoint.model.moe_config import MoeConfig
 
 __all__ = ["CONV_TAPS", "MLA_INNER_NORM_EPS", "LayerKind", "ModelConfig", "ModelConfigError", "UnsupportedFeature"]
 
@@ -49,8 +50,15 @@ class ModelConfig:
     rms_norm_eps: float
     context_limit: int
     """Largest number of tokens in a session."""
-    eos_token_id: int
+    eos_token_ids: tuple[int, ...]
+    """Ids that end a generation, in the order of the file."""
     tie_word_embeddings: bool = False
+    moe: MoeConfig | None = None
+    """None: every layer has a dense feed-forward block."""
+    activation: Activation = SILU
+    """Of dense, shared and routed feed-forward blocks alike."""
+    attn_res_block_size: int | None = None
+    """Layers in a block of Attention Residuals; None: plain residuals."""
     unsupported: tuple[UnsupportedFeature, ...] = ()
     raw: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)
     """The parsed `config.json`, for the model digest."""
@@ -79,6 +87,10 @@ class ModelConfig:
         """Values kept a token and MLA layer: the normed latent, then the raw shared key."""
         return self.kv_lora_rank + self.qk_rope_head_dim
 
+    def canonical_json(self) -> bytes:
+        """`raw` as UTF-8 with sorted keys and no blanks: what the model digest is made over."""
+        return json.dumps(self.raw, sort_keys=True, separators=(",", ":")).encode()
+
     def require_runnable(self) -> None:
         """Raise ModelConfigError for the first feature that this version does not compute."""
         for feature in self.unsupported:
@@ -102,13 +114,13 @@ class ModelConfig:
     def from_dict(cls, raw: Mapping[str, Any], source: str = "config") -> Self:
         """Parse the fields of a `config.json` (or of its `text_config`); raises ModelConfigError."""
         outer = ConfigFields(raw, source)
-        fields = ConfigFields(outer.table("text_config"), source, "text_config.") if "text_config" in raw else outer
-        linear = ConfigFields(fields.table("linear_attn_config"), source, "linear_attn_config.")
+        fields = outer.inside("text_config") if "text_config" in raw else outer
+        linear = fields.inside("linear_attn_config")
         layers = fields.integer("num_hidden_layers")
         limit = "model_max_length" if "model_max_length" in fields.raw else "max_position_embeddings"
-        bound = linear.number("gate_lower_bound", None)
+        bound = linear.optional_number("gate_lower_bound")
         if bound is not None and not -5.45 <= bound < 0:
-            raise ModelConfigError("linear_attn_config.gate_lower_bound", source, f"{bound} is outside [-5.45, 0)")
+            raise linear.error("gate_lower_bound", f"{bound} is outside [-5.45, 0)")
         key_dim = linear.integer("head_dim")
         config = cls(
             source=source,
@@ -128,16 +140,35 @@ class ModelConfig:
             qk_rope_head_dim=fields.integer("qk_rope_head_dim"),
             v_head_dim=fields.integer("v_head_dim"),
             mla_output_gate=fields.flag("mla_use_output_gate"),
-            rms_norm_eps=fields.number("rms_norm_eps", 1e-5) or 1e-5,
+            rms_norm_eps=fields.positive("rms_norm_eps", 1e-5),
             context_limit=fields.integer(limit),
-            eos_token_id=fields.token_id("eos_token_id"),
+            eos_token_ids=_eos_token_ids(outer, fields),
             tie_word_embeddings=fields.flag("tie_word_embeddings"),
-            unsupported=unsupported_features(outer, fields, linear),
+            moe=MoeConfig.from_fields(fields),
+            activation=_activation(fields),
+            attn_res_block_size=fields.optional_integer("attn_res_block_size"),
+            unsupported=unsupported_features(fields, linear, None if fields is outer else outer),
             raw=dict(raw),
         )
-        if config.eos_token_id >= config.vocab_size:
-            raise ModelConfigError("eos_token_id", source, f"{config.eos_token_id} is outside the vocabulary")
+        if (largest := max(config.eos_token_ids)) >= config.vocab_size:
+            raise fields.error("eos_token_id", f"{largest} is outside the vocabulary")
         return config
+
+
+def _eos_token_ids(outer: ConfigFields, fields: ConfigFields) -> tuple[int, ...]:
+    """What the text model's object names, then what only the object around it does."""
+    places = [place for place in dict.fromkeys((fields, outer)) if place.raw.get("eos_token_id") is not None]
+    return tuple(dict.fromkeys(i for place in places or [fields] for i in place.token_ids("eos_token_id")))
+
+
+def _activation(fields: ConfigFields) -> Activation:
+    name = fields.raw.get("hidden_act", "silu")
+    if name not in ACTIVATIONS:
+        return SILU  # refused by `unsupported_features`
+    if fields.raw.get("activation_situ_linear_beta") is None:
+        return Activation(name, fields.positive("activation_situ_beta", 1.0), None)
+    linear_beta = fields.positive("activation_situ_linear_beta", 1.0)
+    return Activation(name, fields.positive("activation_situ_beta", 1.0), linear_beta)
 
 
 def _layer_kinds(layers: int, linear: ConfigFields) -> tuple[LayerKind, ...]:

@@ -1,7 +1,8 @@
 """ConfigFields: typed reads of a JSON config, whose errors name the field and the file."""
 
+import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Self
 
 from forkpoint.errors import ConfigError
 
@@ -19,11 +20,12 @@ class ConfigFields:
     def error(self, key: str, problem: str) -> ModelConfigError:
         return ModelConfigError(self.prefix + key, self.source, problem)
 
-    def table(self, key: str) -> Mapping[str, Any]:
+    def inside(self, key: str) -> Self:
+        """The fields of the object `key`."""
         value = self.raw.get(key)
         if not isinstance(value, dict):
             raise self.error(key, "is missing" if value is None else "is not an object")
-        return value
+        return type(self)(value, self.source, f"{self.prefix}{key}.")
 
     def integer(self, key: str, default: int | None = None) -> int:
         value = self.raw.get(key)
@@ -38,13 +40,30 @@ class ConfigFields:
     def optional_integer(self, key: str) -> int | None:
         return None if self.raw.get(key) is None else self.integer(key)
 
-    def number(self, key: str, default: float | None) -> float | None:
+    def count(self, key: str, default: int) -> int:
+        """As `integer`, or 0."""
+        value = self.raw.get(key)
+        if isinstance(value, int) and not isinstance(value, bool) and value == 0:
+            return 0
+        return self.integer(key, default)
+
+    def number(self, key: str, default: float) -> float:
+        value = self.optional_number(key)
+        return default if value is None else value
+
+    def optional_number(self, key: str) -> float | None:
         value = self.raw.get(key)
         if value is None:
-            return default
-        if isinstance(value, bool) or not isinstance(value, int | float):
+            return None
+        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
             raise self.error(key, f"{value!r} is not a number")
         return float(value)
+
+    def positive(self, key: str, default: float) -> float:
+        value = self.number(key, default)
+        if value <= 0:
+            raise self.error(key, f"{value!r} is not positive")
+        return value
 
     def flag(self, key: str, default: bool = False) -> bool:
         value = self.raw.get(key)
@@ -54,13 +73,14 @@ class ConfigFields:
             raise self.error(key, f"{value!r} is not true or false")
         return value
 
-    def token_id(self, key: str) -> int:
+    def token_ids(self, key: str) -> tuple[int, ...]:
+        """One id, or a list of at least one; each once."""
         value = self.raw.get(key)
-        if isinstance(value, list) and value:
-            value = value[0]
-        if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-            raise self.error(key, f"{value!r} is not a token id")
-        return value
+        ids: list[Any] = value if isinstance(value, list) and value else [value]
+        for token_id in ids:
+            if isinstance(token_id, bool) or not isinstance(token_id, int) or token_id < 0:
+                raise self.error(key, f"{token_id!r} is not a token id")
+        return tuple(dict.fromkeys(ids))
 
     def layer_list(self, key: str) -> list[int]:
         value = self.raw.get(key)

@@ -1,5 +1,6 @@
 """HybridDecoder: KDA and MLA layers over packed rows, from token ids to final-norm rows and logits."""
 
+import logging
 from collections.abc import Mapping
 from typing import Protocol
 
@@ -7,13 +8,19 @@ import torch
 from torch import Tensor
 
 from forkpoint.model.config import ModelConfig
-from forkpoint.model.ffn import SwigluFfn
+from forkpoint.model.ffn import GluFfn
+from forkpoint.model.inventory import PACKED_SUFFIX
 from forkpoint.model.kda_layer import KdaAttention
 from forkpoint.model.kernels import Kernels, Step, choose_kernels
 from forkpoint.model.mla_layer import MlaAttention
+from forkpoint.model.moe import SparseMoe
+from forkpoint.model.residual import BlockNorm, MixedStream, PlainStream, Stream, mix_weight
 from forkpoint.model.rows import RowBatch
 from forkpoint.model.state import StateTensors
+from forkpoint.model.table import WeightTable
 from forkpoint.model.weights import check_weights
+
+log = logging.getLogger(__name__)
 
 
 class Attention(Protocol):
@@ -23,40 +30,43 @@ class Attention(Protocol):
 
 
 class FeedForward(Protocol):
-    """What a decoder layer asks of its feed-forward block. The seam for a mixture of experts."""
+    """What a decoder layer asks of its feed-forward block. Dense, or a mixture of experts."""
 
     def forward(self, x: Tensor) -> Tensor: ...
 
 
 class DecoderLayer:
-    """Pre-norm attention and feed-forward with plain residuals: the one place that Attention Residuals will replace."""
+    """Attention and feed-forward, each of the stream's normed rows, each added to the stream.
+
+    `opens_block`: the layer begins a block of Attention Residuals.
+    """
 
     def __init__(
         self,
-        attention_norm: Tensor,
+        attention_norm: BlockNorm,
         attention: Attention,
-        ffn_norm: Tensor,
+        ffn_norm: BlockNorm,
         ffn: FeedForward,
         eps: float,
-        kernels: Kernels,
+        opens_block: bool,
     ) -> None:
         self.attention_norm, self.attention, self.ffn_norm, self.ffn = attention_norm, attention, ffn_norm, ffn
-        self.eps, self.kernels = eps, kernels
+        self.eps, self.opens_block = eps, opens_block
 
-    def forward(self, x: Tensor, delta: Tensor | None, step: Step) -> tuple[Tensor, Tensor]:
-        """Residual rows [R, hidden], and what the block before this one adds to them; likewise for the next.
-
-        The sum waits for the next norm, so that one kernel may do both.
-        """
-        x, normed = self.kernels.add_norm(x, delta, self.attention_norm, self.eps)
-        x, normed = self.kernels.add_norm(x, self.attention.forward(normed, step), self.ffn_norm, self.eps)
-        return x, self.ffn.forward(normed)
+    def forward(self, stream: Stream, step: Step) -> None:
+        """Moves the stream on by one layer."""
+        rows = stream.read(self.attention_norm, self.eps)
+        if self.opens_block:
+            stream.open_block()
+        stream.add(self.attention.forward(rows, step))
+        stream.add(self.ffn.forward(stream.read(self.ffn_norm, self.eps)))
 
 
 class HybridDecoder:
     """The model. `state(p)` is a function of the tokens alone: no result depends on the batch or on the cut.
 
     `weights` maps published tensor names (`model.layers.0.self_attn.q_proj.weight`, ...) to tensors of any float dtype.
+    All are checked before the first is read; each is read once, layer by layer. `source` names them in errors.
     `kernels` compute; by default those that the device has for this model. Slots and pages must be laid out with
     `kernels.dtypes`. Raises ModelConfigError for a config beyond this version, and WeightsError for tensors that do not
     fit it.
@@ -68,15 +78,22 @@ class HybridDecoder:
         weights: Mapping[str, Tensor],
         device: torch.device | str = "cpu",
         kernels: Kernels | None = None,
+        source: str = "weights",
     ) -> None:
         config.require_runnable()
+        read = check_weights(config, weights, source)
+        for note in read.notes:
+            log.info("%s: %s", source, note)
         self.config, self.device = config, torch.device(device)
-        self.kernels = kernels or choose_kernels(config, self.device)
-        table = self.kernels.weights(check_weights(config, weights))
+        self.kernels = kernels = kernels or choose_kernels(config, self.device)
+        packed = any(name.endswith(PACKED_SUFFIX) for name in read)
+        table = WeightTable(lambda name: kernels.weight(name, read[name]))
         self.embedding = table["model.embed_tokens.weight"]
+        self.layers = tuple(_build_layer(config, table, layer, packed, kernels) for layer in range(config.num_layers))
+        mixed = config.attn_res_block_size is not None
+        mix = mix_weight(table, "model.output_attn_res") if mixed else None
+        self.norm = BlockNorm(table["model.norm.weight"], mix)
         self.head = self.embedding if config.tie_word_embeddings else table["lm_head.weight"]
-        self.norm = table["model.norm.weight"]
-        self.layers = tuple(_build_layer(config, table, layer, self.kernels) for layer in range(config.num_layers))
 
     @torch.inference_mode()
     def forward(self, batch: RowBatch, tensors: StateTensors) -> Tensor:
@@ -87,11 +104,15 @@ class HybridDecoder:
         """
         batch.check(self.config.vocab_size)
         step = self.kernels.step(batch, tensors)
-        x, delta = step.embed(self.embedding), None
+        stream = self._stream(step.embed(self.embedding))
         for layer in self.layers:
-            x, delta = layer.forward(x, delta, step)
-        _, rows = self.kernels.add_norm(x, delta, self.norm, self.config.rms_norm_eps)
-        return step.finish(rows)
+            layer.forward(stream, step)
+        return step.finish(stream.read(self.norm, self.config.rms_norm_eps))
+
+    def _stream(self, x: Tensor) -> Stream:
+        if self.config.attn_res_block_size is None:
+            return PlainStream(x, self.kernels)
+        return MixedStream(x, sum(layer.opens_block for layer in self.layers), self.kernels)
 
     @torch.inference_mode()
     def logits(self, rows: Tensor) -> Tensor:
@@ -99,23 +120,24 @@ class HybridDecoder:
         return self.kernels.logits(rows, self.head)
 
 
-def _build_layer(config: ModelConfig, table: Mapping[str, Tensor], layer: int, kernels: Kernels) -> DecoderLayer:
-    prefix = f"model.layers.{layer}."
-
-    def inside(block: str) -> dict[str, Tensor]:
-        start = prefix + block
-        return {name[len(start) :]: tensor for name, tensor in table.items() if name.startswith(start)}
-
+def _build_layer(config: ModelConfig, table: WeightTable, layer: int, packed: bool, kernels: Kernels) -> DecoderLayer:
+    inside = table.inside(f"model.layers.{layer}.")
+    block = config.attn_res_block_size
     attention: Attention
     if config.layer_kinds[layer] == "kda":
-        attention = KdaAttention(config, inside("self_attn."), config.kda_layers.index(layer), kernels)
+        attention = KdaAttention(config, inside.inside("self_attn."), config.kda_layers.index(layer), kernels)
     else:
-        attention = MlaAttention(config, inside("self_attn."), config.mla_layers.index(layer), kernels)
+        attention = MlaAttention(config, inside.inside("self_attn."), config.mla_layers.index(layer), kernels)
+    ffn: FeedForward
+    if config.moe is not None and config.moe.has(layer):
+        ffn = SparseMoe(config, config.moe, inside.inside("block_sparse_moe."), packed, kernels)
+    else:
+        ffn = GluFfn(inside.inside("mlp."), config.activation, kernels)
     return DecoderLayer(
-        table[prefix + "input_layernorm.weight"],
+        BlockNorm(inside["input_layernorm.weight"], mix_weight(inside, "self_attention_res") if block else None),
         attention,
-        table[prefix + "post_attention_layernorm.weight"],
-        SwigluFfn(inside("mlp."), kernels),
+        BlockNorm(inside["post_attention_layernorm.weight"], mix_weight(inside, "mlp_res") if block else None),
+        ffn,
         config.rms_norm_eps,
-        kernels,
+        opens_block=block is not None and layer % block == 0,
     )

@@ -1,12 +1,11 @@
 """KdaAttention: one Kimi Delta Attention layer over packed rows."""
 
-from collections.abc import Mapping
-
 import torch
 from torch import Tensor
 
 from forkpoint.model.config import ModelConfig
 from forkpoint.model.kernels import KdaWeights, Kernels, Step
+from forkpoint.model.table import WeightTable
 
 
 class KdaAttention:
@@ -16,14 +15,15 @@ class KdaAttention:
     `ordinal` numbers the layer among the KDA layers. Source: Kimi Linear (arXiv 2510.26692), section 3.
     """
 
-    def __init__(self, config: ModelConfig, weights: Mapping[str, Tensor], ordinal: int, kernels: Kernels) -> None:
+    def __init__(self, config: ModelConfig, weights: WeightTable, ordinal: int, kernels: Kernels) -> None:
         heads, key = config.kda_heads, config.kda_key_dim
         self.kernels, self.ordinal, self.eps = kernels, ordinal, config.rms_norm_eps
         # One product for everything that reads the layer's input; its width is fixed, so its bits are too.
         gate_name = "g_proj.weight" if config.full_rank_gate else "g_a_proj.weight"
         inputs = [weights[name] for name in ("q_proj.weight", "k_proj.weight", "v_proj.weight", "f_a_proj.weight")]
-        inputs += [weights[gate_name], weights["b_proj.weight"]]
-        self.widths = [config.conv_channels, key, weights[gate_name].shape[0], heads]
+        gate = weights[gate_name]
+        inputs += [gate, weights["b_proj.weight"]]
+        self.widths = [config.conv_channels, key, gate.shape[0], heads]
         self.input_weight = torch.cat(inputs)
         self.decay_weight = weights["f_b_proj.weight"]
         self.rule = KdaWeights(

@@ -7,13 +7,15 @@ and layout of the state follow from it, and the numerics id names it.
 
 import importlib.util
 import logging
-from collections.abc import Mapping
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from forkpoint.kernels.experts.weights import Experts
+from forkpoint.kernels.ffn.activation import Activation
 from forkpoint.kernels.kda.triton.state import KdaWeights
+from forkpoint.kernels.router.routes import Router, Routes
 from forkpoint.kernels.sampler.naive import SamplingRows
 from forkpoint.kernels.staging.pieces import Table
 from forkpoint.model.config import ModelConfig
@@ -73,8 +75,9 @@ class Kernels(Protocol):
         """Of the state: what the layout of slots and pages is made with."""
         ...
 
-    def weights(self, table: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Published tensors on the device, in the dtypes that these kernels read."""
+    def weight(self, name: str, tensor: Tensor) -> Tensor:
+        """A copy of the tensor of a published name on the device, in the dtype that these kernels read; uint8 stays
+        uint8. It must not share memory with `tensor`, which may be a mapped file."""
         ...
 
     def per_head_weight(self, weight: Tensor) -> Tensor:
@@ -101,12 +104,30 @@ class Kernels(Protocol):
         """Residual rows x + delta [R, hidden], and rms_norm of them. `x` is given up."""
         ...
 
+    def mix_norm(
+        self, bank: Tensor, x: Tensor, delta: Tensor | None, mix: Tensor, weight: Tensor, eps: float
+    ) -> tuple[Tensor, Tensor]:
+        """Attention Residuals: the sum x + delta [R, hidden], and rms_norm of the mixture of bank [n, R, hidden] and
+        that sum, n >= 1, scored by mix [hidden] fp32. `x` is given up."""
+        ...
+
     def gated_rms_norm(self, o: Tensor, gate: Tensor, weight: Tensor, eps: float) -> Tensor:
         """rms_norm(o) sigmoid(gate): o [R, H, V], gate [R, H V], weight [V] -> [R, H V]."""
         ...
 
-    def swiglu(self, gate: Tensor, up: Tensor) -> Tensor:
-        """silu(gate) up: [R, F] each."""
+    def glu(self, gate: Tensor, up: Tensor, activation: Activation) -> Tensor:
+        """The activation of gate and up: [R, F] each."""
+        ...
+
+    def route(self, x: Tensor, router: Router) -> Routes:
+        """Routes of normed rows x [R, hidden], from fp32 logits; ties go to the lower expert id."""
+        ...
+
+    def experts_sum(
+        self, x: Tensor, routes: Routes, weights: Experts, activation: Activation, shared: Tensor | None
+    ) -> Tensor:
+        """Σ weight · expert(x) over each row's experts in ascending id, fp32, plus its row of `shared` [R, D]:
+        x [R, D] -> [R, D], rounded once."""
         ...
 
     def gated(self, x: Tensor, gate: Tensor) -> Tensor:

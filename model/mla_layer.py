@@ -1,12 +1,11 @@
 """MlaAttention: one multi-head latent attention layer (NoPE) in the absorbed form, over packed rows and pages."""
 
-from collections.abc import Mapping
-
 import torch
 from torch import Tensor
 
 from forkpoint.model.config import MLA_INNER_NORM_EPS, ModelConfig
 from forkpoint.model.kernels import Kernels, Step
+from forkpoint.model.table import WeightTable
 
 
 class MlaAttention:
@@ -16,7 +15,7 @@ class MlaAttention:
     `ordinal` numbers the layer among the MLA layers. No rotation is applied to the "rope" dimensions of either model.
     """
 
-    def __init__(self, config: ModelConfig, weights: Mapping[str, Tensor], ordinal: int, kernels: Kernels) -> None:
+    def __init__(self, config: ModelConfig, weights: WeightTable, ordinal: int, kernels: Kernels) -> None:
         heads, nope, rope, value = config.mla_heads, config.qk_nope_head_dim, config.qk_rope_head_dim, config.v_head_dim
         self.kernels, self.ordinal, self.heads, self.nope, self.rope = kernels, ordinal, heads, nope, rope
         self.rank, self.scale = config.kv_lora_rank, (nope + rope) ** -0.5

@@ -2,16 +2,17 @@
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Final, Protocol, Self
+from typing import Protocol, Self
 
+from forkpoint.chat import Chat, PromptIds
 from forkpoint.errors import InvalidFieldError, NotUtf8Error, TokenOutOfRangeError
 from forkpoint.limits import DIGEST_BYTES
-from forkpoint.model.config import ModelConfigError
-
-CONFIG_FILE: Final = "tokenizer_config.json"
-BYTE_VALUES: Final = 256
+from forkpoint.model.added_tokens import TokenizerConfig
+from forkpoint.model.chat import ROLES, refuse_thinking
+from forkpoint.model.config_fields import ModelConfigError
+from forkpoint.model.ranks import BYTE_VALUES, RANKS_FILE
 
 
 class Tokenizer(Protocol):
@@ -27,17 +28,19 @@ class Tokenizer(Protocol):
         ...
 
     def decode_bytes(self, ids: Iterable[int]) -> bytes:
-        """The text bytes of ids; control ids give none. Concatenates: decode(a + b) = decode(a) + decode(b), so a
-        stream may decode token by token, and a piece may end inside a character. Raises TokenOutOfRangeError."""
+        """The text bytes of ids; control ids give none, except those that the model's text form is read by.
+        Concatenates: decode(a + b) = decode(a) + decode(b), so a stream may decode token by token, and a piece may end
+        inside a character. Raises TokenOutOfRangeError."""
         ...
 
-    def render_messages(self, messages: Sequence[tuple[str, bytes]], add_generation_prompt: bool) -> list[int]:
-        """Ids of chat turns (role, text); with `add_generation_prompt` the assistant's turn is opened at the end.
-        Raises InvalidFieldError for an unknown role, NotUtf8Error for text that is not UTF-8."""
+    def render_chat(self, chat: Chat) -> PromptIds:
+        """Ids of a chat in the model's form. Raises InvalidFieldError for what the form does not have (an unknown role,
+        thinking), NotUtf8Error for text that is not UTF-8."""
         ...
 
-    def control_id(self, name: str) -> int | None:
-        """Id of the control token spelled `name` (such as `<|end|>`), or None."""
+    @property
+    def turn_end_id(self) -> int:
+        """The control id that ends a turn of a chat."""
         ...
 
     def digest(self) -> bytes:
@@ -66,21 +69,8 @@ class ByteTokenizer:
     @classmethod
     def from_folder(cls, folder: Path | str) -> Self:
         """Read `tokenizer_config.json` of a model folder; raises ModelConfigError."""
-        path = Path(folder) / CONFIG_FILE
-        try:
-            raw: Any = json.loads(path.read_bytes())
-        except OSError as error:
-            raise ModelConfigError(CONFIG_FILE, str(folder), error.strerror or str(error)) from error
-        except ValueError as error:
-            raise ModelConfigError(CONFIG_FILE, str(folder), f"is not JSON: {error}") from error
-        name = raw.get("tokenizer_class") if isinstance(raw, dict) else None
-        if name != cls.__name__:
-            raise ModelConfigError("tokenizer_class", str(path), f"{name!r} is not supported, only {cls.__name__!r} is")
-        try:
-            control = {int(token_id): str(entry["content"]) for token_id, entry in raw["added_tokens_decoder"].items()}
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise ModelConfigError("added_tokens_decoder", str(path), "does not map ids to contents") from error
-        return cls(control, str(path))
+        config = TokenizerConfig.from_folder(folder)
+        return cls({token_id: token.content for token_id, token in config.added_tokens().items()}, config.source)
 
     @property
     def vocab_size(self) -> int:
@@ -102,18 +92,22 @@ class ByteTokenizer:
                 out.append(token_id)
         return bytes(out)
 
-    def render_messages(self, messages: Sequence[tuple[str, bytes]], add_generation_prompt: bool) -> list[int]:
+    def render_chat(self, chat: Chat) -> PromptIds:
+        refuse_thinking(chat)
         ids: list[int] = []
-        for index, (role, text) in enumerate(messages):
-            ids.append(self._role_id(role, f"messages[{index}].role"))
-            ids += self.encode(text, f"messages[{index}].text")
+        for index, turn in enumerate(chat.turns):
+            if turn.name:
+                raise InvalidFieldError(f"messages[{index}].name", "turns of this model have no names")
+            ids.append(self._role_id(turn.role, f"messages[{index}].role"))
+            ids += self.encode(turn.text, f"messages[{index}].text")
             ids.append(self._end)
-        if add_generation_prompt:
+        if chat.add_generation_prompt:
             ids.append(self._ids["<|assistant|>"])
-        return ids
+        return PromptIds(tuple(ids))
 
-    def control_id(self, name: str) -> int | None:
-        return self._ids.get(name)
+    @property
+    def turn_end_id(self) -> int:
+        return self._end
 
     def digest(self) -> bytes:
         content = ["ByteTokenizer", [[token_id, name] for token_id, name in self._control.items()]]
@@ -126,10 +120,18 @@ class ByteTokenizer:
         return token_id
 
 
-ROLES: Final = ("system", "user", "assistant", "tool")
-"""Roles of chat turns. A closed list: control tokens such as `<|end|>` are no roles."""
-
-
 def load_tokenizer(folder: Path | str) -> Tokenizer:
-    """The tokenizer of a model folder. Raises ModelConfigError for a kind that this version does not have."""
+    """The tokenizer of a model folder, by its `tokenizer_class`: `TikTokenTokenizer`, as the published models have, or
+    `ByteTokenizer`. Raises ModelConfigError for any other, and for a folder that has both kinds' files."""
+    config = TokenizerConfig.from_folder(folder)
+    if config.tokenizer_class == "TikTokenTokenizer":
+        # Only such a folder needs the library: other models run where it is not installed.
+        from forkpoint.model.tiktoken_tokenizer import TiktokenTokenizer
+
+        return TiktokenTokenizer.from_folder(folder)
+    if config.tokenizer_class != ByteTokenizer.__name__:
+        problem = f"{config.tokenizer_class!r} is neither 'TikTokenTokenizer' nor {ByteTokenizer.__name__!r}"
+        raise ModelConfigError("tokenizer_class", config.source, problem)
+    if (Path(folder) / RANKS_FILE).exists():
+        raise ModelConfigError("tokenizer_class", config.source, f"'ByteTokenizer' has no use for {RANKS_FILE}")
     return ByteTokenizer.from_folder(folder)

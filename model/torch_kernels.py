@@ -1,17 +1,22 @@
 """TorchKernels: the plain-torch definitions in fp32, exact on a CPU, and on a GPU for what Triton does not take."""
 
-from collections.abc import Mapping
-
 import torch
 from torch import Tensor
 
+from forkpoint.kernels.attn_res import naive as attn_res
 from forkpoint.kernels.conv.naive import causal_conv
-from forkpoint.kernels.elementwise import sigmoid, silu
+from forkpoint.kernels.elementwise import sigmoid
+from forkpoint.kernels.experts.naive import experts_sum
+from forkpoint.kernels.experts.weights import Experts
+from forkpoint.kernels.ffn.activation import Activation
+from forkpoint.kernels.ffn.naive import glu
 from forkpoint.kernels.kda.naive import OpenRows, kda_gate, tile_kda
 from forkpoint.kernels.kda.triton.state import KdaWeights
 from forkpoint.kernels.matmul.naive import linear, per_head_product
 from forkpoint.kernels.mla.naive import paged_mla, write_latents
 from forkpoint.kernels.norm.naive import gated_rms_norm, l2_norm, rms_norm
+from forkpoint.kernels.router.naive import route
+from forkpoint.kernels.router.routes import Router, Routes
 from forkpoint.kernels.sampler.naive import SamplingRows, sample
 from forkpoint.kernels.staging import naive as staging
 from forkpoint.kernels.staging.pieces import Table
@@ -68,8 +73,9 @@ class TorchKernels:
     def __init__(self, device: torch.device) -> None:
         self._device = device
 
-    def weights(self, table: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        return {name: tensor.to(self._device, self.compute_dtype).contiguous() for name, tensor in table.items()}
+    def weight(self, name: str, tensor: Tensor) -> Tensor:
+        dtype = tensor.dtype if tensor.dtype == torch.uint8 else self.compute_dtype
+        return tensor.to(self._device, dtype, copy=True).contiguous()
 
     def per_head_weight(self, weight: Tensor) -> Tensor:
         return weight.contiguous()
@@ -93,8 +99,22 @@ class TorchKernels:
     def gated_rms_norm(self, o: Tensor, gate: Tensor, weight: Tensor, eps: float) -> Tensor:
         return gated_rms_norm(o, gate.reshape(o.shape), weight, eps).flatten(1)
 
-    def swiglu(self, gate: Tensor, up: Tensor) -> Tensor:
-        return silu(gate) * up
+    def mix_norm(
+        self, bank: Tensor, x: Tensor, delta: Tensor | None, mix: Tensor, weight: Tensor, eps: float
+    ) -> tuple[Tensor, Tensor]:
+        x = x if delta is None else x + delta
+        return x, rms_norm(attn_res.mix(bank, x, mix, eps), weight, eps)
+
+    def glu(self, gate: Tensor, up: Tensor, activation: Activation) -> Tensor:
+        return glu(gate, up, activation)
+
+    def route(self, x: Tensor, router: Router) -> Routes:
+        return route(x, router)
+
+    def experts_sum(
+        self, x: Tensor, routes: Routes, weights: Experts, activation: Activation, shared: Tensor | None
+    ) -> Tensor:
+        return experts_sum(x, routes, weights, activation, shared)
 
     def gated(self, x: Tensor, gate: Tensor) -> Tensor:
         return x * sigmoid(gate)

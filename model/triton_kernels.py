@@ -1,10 +1,10 @@
 """TritonKernels: bf16 rows and matrices, fp32 sums and residuals, on a GPU. Importing this imports triton."""
 
-from collections.abc import Mapping
-
 import torch
 from torch import Tensor
 
+from forkpoint.kernels.experts.weights import Experts
+from forkpoint.kernels.ffn.activation import Activation
 from forkpoint.kernels.ffn.triton import sigmoid_gate, swiglu
 from forkpoint.kernels.filters.triton import VOCABULARY_MAX
 from forkpoint.kernels.kda.triton import limits as kda_limits
@@ -12,11 +12,13 @@ from forkpoint.kernels.matmul.triton import linear
 from forkpoint.kernels.mla.triton.launch import RANK_MAX, ROPE_MAX
 from forkpoint.kernels.norm.triton import WIDTH_MAX, add_rms_norm, gated_rms_norm, rms_norm
 from forkpoint.kernels.per_head.triton import per_head_linear
+from forkpoint.kernels.router.routes import Router, Routes
 from forkpoint.kernels.sampler.naive import SamplingRows
 from forkpoint.kernels.sampler.triton import sample
 from forkpoint.kernels.staging import triton as staging
 from forkpoint.kernels.staging.pieces import Table
 from forkpoint.model.config import ModelConfig
+from forkpoint.model.inventory import kept_dtype
 from forkpoint.model.rows import RowBatch
 from forkpoint.model.state import TORCH_DTYPES, StateDtypes, StateTensors
 from forkpoint.model.triton_step import StepPlan, TritonStep
@@ -55,13 +57,8 @@ class TritonKernels:
         self._mla_heads = config.mla_heads if config.mla_layers else None
         self._rank = config.kv_lora_rank
 
-    def weights(self, table: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Matrices in bf16, as published; vectors and conv taps, which are small and scale whole rows, in fp32."""
-
-        def dtype_of(name: str, tensor: Tensor) -> torch.dtype:
-            return torch.float32 if tensor.dim() == 1 or name.endswith("_conv1d.weight") else self.compute_dtype
-
-        return {name: t.to(self._device, dtype_of(name, t)).contiguous() for name, t in table.items()}
+    def weight(self, name: str, tensor: Tensor) -> Tensor:
+        return tensor.to(self._device, TORCH_DTYPES[kept_dtype(name, tensor.shape)], copy=True).contiguous()
 
     def per_head_weight(self, weight: Tensor) -> Tensor:
         return weight.contiguous()
@@ -87,8 +84,21 @@ class TritonKernels:
     def gated_rms_norm(self, o: Tensor, gate: Tensor, weight: Tensor, eps: float) -> Tensor:
         return gated_rms_norm(o, gate.reshape(o.shape), weight, eps, self.compute_dtype).flatten(1)
 
-    def swiglu(self, gate: Tensor, up: Tensor) -> Tensor:
+    def mix_norm(
+        self, bank: Tensor, x: Tensor, delta: Tensor | None, mix: Tensor, weight: Tensor, eps: float
+    ) -> tuple[Tensor, Tensor]:
+        raise NotImplementedError
+
+    def glu(self, gate: Tensor, up: Tensor, activation: Activation) -> Tensor:
         return swiglu(gate, up)
+
+    def route(self, x: Tensor, router: Router) -> Routes:
+        raise NotImplementedError
+
+    def experts_sum(
+        self, x: Tensor, routes: Routes, weights: Experts, activation: Activation, shared: Tensor | None
+    ) -> Tensor:
+        raise NotImplementedError
 
     def gated(self, x: Tensor, gate: Tensor) -> Tensor:
         return sigmoid_gate(x, gate)

@@ -1,196 +1,117 @@
-"""Weights: a Hugging Face folder's tensors, every one accounted for, and the digest that names a model.
+"""Weights: every stored tensor accounted for before one is read, and each read in the shape that the layers take.
 
-Dtype rules: weights may be stored in bf16, fp16 or fp32; they are computed in fp32. `A_log` is one scalar a head and
-may be stored `[1, 1, H, 1]` or padded with zeros (K3: 128 for 96 heads); conv weights `[C, 1, 4]` or `[C, 4]`.
+Dtype rules: weights may be stored in bf16, fp16 or fp32, quantised ones in bytes. `A_log`, `dt_bias` and
+`e_score_correction_bias` are read as fp32 however they are stored. `A_log` is one scalar a head and may be stored
+`[1, 1, H, 1]` or padded with zeros (K3: 128 for 96 heads); conv weights `[C, 1, 4]` or `[C, 4]`.
 """
 
-import hashlib
-import json
-from collections.abc import Mapping
-from pathlib import Path
-from typing import Any, Final
+import math
+import re
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from typing import Final
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from forkpoint.errors import ConfigError
-from forkpoint.limits import DIGEST_BYTES
-from forkpoint.model.config import CONV_TAPS, ModelConfig
+from forkpoint.model.config import ModelConfig
+from forkpoint.model.inventory import PACKED_SUFFIX, QUANTISED_SUFFIXES, expected_tensors
+from forkpoint.model.published import TEXT_PREFIX, WIDE_SUFFIXES
+from forkpoint.model.shard import TensorSpec
+from forkpoint.model.tensors import TensorSource, WeightsError, as_source
 
-SINGLE_FILE: Final = "model.safetensors"
-INDEX_FILE: Final = "model.safetensors.index.json"
-WRAPPER_PREFIX: Final = "language_model."
-"""Multimodal checkpoints (K3) carry it before every text tensor's name."""
+__all__ = ["CheckedWeights", "WeightsError", "check_weights", "is_skipped"]
+
+SKIPPED_PREFIXES: Final = ("vision_tower.", "mm_projector.")
+"""What sees, in a multimodal checkpoint: it is not read."""
 WEIGHT_DTYPES: Final = (torch.bfloat16, torch.float16, torch.float32)
-_PROBLEMS_SHOWN: Final = 20
+_LEGACY_MIX: Final = re.compile(r"\b(self_attention_res|mlp_res|output_attn_res)\.(proj|norm)_weight$")
+"""How early copies of K3 name the weights of Attention Residuals."""
 
 
-class WeightsError(ConfigError):
-    """The tensors of a model folder do not fit its config. One error reports every problem; `problems` lists them."""
+class CheckedWeights(TensorSource):
+    """A model's tensors under their published names in canonical shapes; each is read when it is asked for. `notes`
+    say what was left out."""
 
-    def __init__(self, source: str, problems: list[str]) -> None:
-        shown = problems[:_PROBLEMS_SHOWN]
-        more = [f"and {len(problems) - len(shown)} more"] if len(problems) > len(shown) else []
-        super().__init__("weights", source, "; ".join(shown + more))
-        self.problems = problems
+    def __init__(
+        self, stored: TensorSource, names: Mapping[str, str], shapes: Mapping[str, tuple[int, ...]], source: str
+    ) -> None:
+        self._stored, self._names, self._shapes, self._source = stored, names, shapes, source
+        skipped = sum(is_skipped(name) for name in stored)
+        self.notes = [f"{skipped} vision tensors are skipped, this version reads text"] if skipped else []
 
+    def spec(self, name: str) -> TensorSpec:
+        dtype = self._stored.spec(self._names[name]).dtype
+        return TensorSpec(torch.float32 if name.endswith(WIDE_SUFFIXES) else dtype, self._shapes[name])
 
-def expected_tensors(config: ModelConfig) -> dict[str, tuple[int, ...]]:
-    """Published name and canonical shape of every tensor of a runnable model."""
-    hidden, inner = config.hidden_size, config.intermediate_size
-    shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (config.vocab_size, hidden)}
-    for layer, kind in enumerate(config.layer_kinds):
-        prefix = f"model.layers.{layer}."
-        attention = _kda_tensors(config) if kind == "kda" else _mla_tensors(config)
-        shapes |= {f"{prefix}self_attn.{name}": shape for name, shape in attention.items()}
-        shapes[prefix + "input_layernorm.weight"] = (hidden,)
-        shapes[prefix + "post_attention_layernorm.weight"] = (hidden,)
-        shapes[prefix + "mlp.gate_proj.weight"] = (inner, hidden)
-        shapes[prefix + "mlp.up_proj.weight"] = (inner, hidden)
-        shapes[prefix + "mlp.down_proj.weight"] = (hidden, inner)
-    shapes["model.norm.weight"] = (hidden,)
-    if not config.tie_word_embeddings:
-        shapes["lm_head.weight"] = (config.vocab_size, hidden)
-    return shapes
+    def __getitem__(self, name: str) -> Tensor:
+        tensor, shape = self._stored[self._names[name]], self._shapes[name]
+        if name.endswith(".A_log"):
+            heads, flat = shape[0], tensor.reshape(-1)
+            if flat[heads:].any():
+                raise WeightsError(self._source, [f"{name} has values beyond its {heads} heads, not padding"])
+            tensor = flat[:heads]
+        if name.endswith(WIDE_SUFFIXES):
+            tensor = tensor.float()
+        return tensor.reshape(shape)
 
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
 
-def _kda_tensors(config: ModelConfig) -> dict[str, tuple[int, ...]]:
-    hidden, heads, key = config.hidden_size, config.kda_heads, config.kda_key_dim
-    keys, values = heads * key, heads * config.kda_value_dim
-    shapes: dict[str, tuple[int, ...]] = {}
-    for name, width in (("q", keys), ("k", keys), ("v", values)):
-        shapes[f"{name}_proj.weight"] = (width, hidden)
-        shapes[f"{name}_conv1d.weight"] = (width, CONV_TAPS)
-    shapes |= {"f_a_proj.weight": (key, hidden), "f_b_proj.weight": (keys, key), "b_proj.weight": (heads, hidden)}
-    shapes |= {"A_log": (heads,), "dt_bias": (keys,)}
-    if config.full_rank_gate:
-        shapes["g_proj.weight"] = (values, hidden)
-    else:
-        shapes |= {"g_a_proj.weight": (key, hidden), "g_b_proj.weight": (values, key)}
-    return shapes | {"o_norm.weight": (config.kda_value_dim,), "o_proj.weight": (hidden, values)}
+    def __len__(self) -> int:
+        return len(self._names)
 
 
-def _mla_tensors(config: ModelConfig) -> dict[str, tuple[int, ...]]:
-    hidden, heads, rank = config.hidden_size, config.mla_heads, config.kv_lora_rank
-    queries = heads * (config.qk_nope_head_dim + config.qk_rope_head_dim)
-    values = heads * config.v_head_dim
-    shapes: dict[str, tuple[int, ...]] = {}
-    if config.q_lora_rank is None:
-        shapes["q_proj.weight"] = (queries, hidden)
-    else:
-        shapes["q_a_proj.weight"] = (config.q_lora_rank, hidden)
-        shapes["q_a_layernorm.weight"] = (config.q_lora_rank,)
-        shapes["q_b_proj.weight"] = (queries, config.q_lora_rank)
-    shapes["kv_a_proj_with_mqa.weight"] = (config.latent_dim, hidden)
-    shapes["kv_a_layernorm.weight"] = (rank,)
-    shapes["kv_b_proj.weight"] = (heads * (config.qk_nope_head_dim + config.v_head_dim), rank)
-    if config.mla_output_gate:
-        shapes["g_proj.weight"] = (values, hidden)
-    return shapes | {"o_proj.weight": (hidden, values)}
+def is_skipped(stored_name: str) -> bool:
+    """Whether a stored tensor is no part of the text model."""
+    return stored_name.startswith(SKIPPED_PREFIXES)
 
 
-def check_weights(config: ModelConfig, weights: Mapping[str, Tensor], source: str = "weights") -> dict[str, Tensor]:
-    """The tensors under their published names in canonical shapes; WeightsError reports all that does not fit."""
-    named = {name.removeprefix(WRAPPER_PREFIX): tensor for name, tensor in weights.items()}
-    expected = expected_tensors(config)
-    problems = [f"{name} is missing" for name in sorted(set(expected) - set(named))]
-    problems += [f"{name} is unexpected" for name in sorted(set(named) - set(expected))]
-    if len(named) != len(weights):
-        problems.append(f"a name appears with and without {WRAPPER_PREFIX!r}")
-    checked: dict[str, Tensor] = {}
-    for name in sorted(set(expected) & set(named)):
-        tensor = _canonical(name, named[name], expected[name])
-        if tensor.dtype not in WEIGHT_DTYPES:
-            problems.append(f"{name} has dtype {tensor.dtype}, not a float dtype that this version reads")
-        elif tuple(tensor.shape) != expected[name]:
-            problems.append(f"{name} has shape {list(named[name].shape)}, expected {list(expected[name])}")
-        checked[name] = tensor
+def published_name(stored_name: str) -> str:
+    """The name that the layers ask for: without the wrapper's prefix, in today's spelling."""
+    name = stored_name.removeprefix(TEXT_PREFIX)
+    if name != stored_name and name.startswith("layers."):
+        name = "model." + name
+    return _LEGACY_MIX.sub(r"\1_\2.weight", name)
+
+
+def check_weights(config: ModelConfig, weights: Mapping[str, Tensor], source: str = "weights") -> CheckedWeights:
+    """The model's tensors, of which none is read; WeightsError reports all that does not fit the config."""
+    stored = as_source(weights)
+    spellings: defaultdict[str, list[str]] = defaultdict(list)
+    for name in (*stored, *stored.unreadable):
+        if not is_skipped(name):
+            spellings[published_name(name)].append(name)
+    # Whether experts are packed is said by the tensors alone.
+    expected = expected_tensors(config, packed=any(name.endswith(PACKED_SUFFIX) for name in spellings))
+    problems = [*stored.problems]
+    problems += [f"{name} is missing" for name in sorted(expected.keys() - spellings.keys())]
+    problems += [f"{name} is unexpected" for name in sorted(spellings.keys() - expected.keys())]
+    for name in sorted(expected.keys() & spellings.keys()):
+        if len(spellings[name]) > 1:
+            problems.append(f"{name} is stored as {' and as '.join(spellings[name])}")
+        elif (only := spellings[name][0]) not in stored.unreadable:
+            problems += _misfits(name, stored.spec(only), expected[name])
     if problems:
         raise WeightsError(source, problems)
-    return checked
+    return CheckedWeights(stored, {name: spellings[name][0] for name in expected}, expected, source)
 
 
-def _canonical(name: str, tensor: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """Undo the published variants of a tensor's shape; anything else is returned as it is, for the report."""
+def _misfits(name: str, spec: TensorSpec, shape: tuple[int, ...]) -> Iterator[str]:
+    if name.endswith(QUANTISED_SUFFIXES):
+        if spec.dtype != torch.uint8:
+            yield f"{name} has dtype {spec.dtype}, expected bytes (torch.uint8)"
+    elif spec.dtype not in WEIGHT_DTYPES:
+        yield f"{name} has dtype {spec.dtype}, not a float dtype that this version reads"
+    if not _fits(name, spec.shape, shape):
+        yield f"{name} has shape {list(spec.shape)}, expected {list(shape)}"
+
+
+def _fits(name: str, stored: tuple[int, ...], shape: tuple[int, ...]) -> bool:
+    """Whether a stored shape is the canonical one, or a published variant of it."""
     if name.endswith(".A_log"):
-        heads, flat = shape[0], tensor.reshape(-1)
-        # Only singleton axes may be dropped, and only zeros are padding.
-        if tensor.numel() in tensor.shape and flat.numel() >= heads and not flat[heads:].any():
-            return flat[:heads]
-    if name.endswith("_conv1d.weight") and tensor.dim() == 3 and tensor.shape[1] == 1:
-        return tensor.squeeze(1)
-    return tensor
-
-
-def read_tensors(folder: Path | str) -> dict[str, Tensor]:
-    """Every tensor of a folder's `model.safetensors`, or of the shards that its index names, as stored.
-
-    Raises WeightsError when a file is missing or damaged, or when shards and index disagree.
-    """
-    folder = Path(folder)
-    single, index = folder / SINGLE_FILE, folder / INDEX_FILE
-    if single.exists():
-        return _read_file(single)
-    if not index.exists():
-        raise WeightsError(str(folder), [f"has neither {SINGLE_FILE} nor {INDEX_FILE}"])
-    weight_map = _read_index(index)
-    tensors: dict[str, Tensor] = {}
-    problems: list[str] = []
-    for shard in sorted(set(weight_map.values())):
-        try:
-            found = _read_file(folder / shard)
-        except WeightsError as error:
-            problems += error.problems
-            continue
-        listed = {name for name, file in weight_map.items() if file == shard}
-        problems += [f"{name} is missing from {shard}" for name in sorted(listed - set(found))]
-        problems += [f"{name} in {shard} is not in the index" for name in sorted(set(found) - listed)]
-        tensors |= found
-    if problems:
-        raise WeightsError(str(folder), problems)
-    return tensors
-
-
-def _read_index(index: Path) -> dict[str, str]:
-    try:
-        weight_map: Any = json.loads(index.read_bytes())["weight_map"]
-        entries = {str(name): str(file) for name, file in weight_map.items()}
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise WeightsError(
-            str(index), ["is no index: it needs an object weight_map of tensor names to files"]
-        ) from error
-    if strange := sorted(file for file in set(entries.values()) if Path(file).name != file):
-        raise WeightsError(str(index), [f"names a file outside its folder: {file!r}" for file in strange])
-    return entries
-
-
-def _read_file(path: Path) -> dict[str, Tensor]:
-    try:
-        with safe_open(path, framework="pt", device="cpu") as file:
-            return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - safe_open is no mapping
-    except FileNotFoundError as error:
-        raise WeightsError(str(path.parent), [f"{path.name} does not exist"]) from error
-    except (SafetensorError, OSError) as error:
-        raise WeightsError(str(path.parent), [f"{path.name} can't be read: {error}"]) from error
-
-
-def model_digest(config: ModelConfig, tensors: Mapping[str, Tensor]) -> bytes:
-    """32-byte BLAKE2b over the parsed config and every tensor as stored: name, dtype, shape, bytes, sorted by name.
-
-    Every field is length-prefixed, so that no two models give the same input.
-    """
-    digest = hashlib.blake2b(digest_size=DIGEST_BYTES)
-
-    def feed(data: bytes | memoryview) -> None:
-        digest.update(len(data).to_bytes(8, "little"))
-        digest.update(data)
-
-    feed(json.dumps(config.raw, sort_keys=True, separators=(",", ":")).encode())
-    for name in sorted(tensors):
-        tensor = tensors[name]
-        feed(name.encode())
-        feed(str(tensor.dtype).removeprefix("torch.").encode())
-        feed(json.dumps(list(tensor.shape)).encode())
-        feed(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
-    return digest.digest()
+        # Of the axes only one may be other than 1. What is beyond the heads is looked at when it is read.
+        return math.prod(stored) in stored and math.prod(stored) >= shape[0]
+    if name.endswith("_conv1d.weight") and stored == (shape[0], 1, shape[1]):
+        return True
+    return stored == shape

@@ -1,18 +1,21 @@
 """The wiring: the only place that knows every part. A config becomes a node that serves."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+from forkpoint.chat import Chat, PromptIds
 from forkpoint.clock import Clock, SystemClock
 from forkpoint.config import ServerConfig
 from forkpoint.errors import ConfigError
 from forkpoint.limits import SHUTDOWN_SECONDS
+from forkpoint.model.digest import LoadProgress
 from forkpoint.model.tokenizer import Tokenizer
 from forkpoint.server.engine.base import Engine
+from forkpoint.server.engine.load_log import Stoppable
 from forkpoint.server.engine.open import open_engine
 from forkpoint.server.rpc.channels import Channels
 from forkpoint.server.rpc.forward import Forwarder
@@ -32,7 +35,6 @@ from forkpoint.statestore.retention import RetentionPolicy
 from forkpoint.statestore.tiers import tiers_of
 from forkpoint.statestore.whole import is_whole
 
-END_TOKEN: Final = "<|end|>"
 TINY_MODEL: Final = Path(__file__).resolve().parent.parent / "model" / "tiny"
 NODE_SHUTDOWN_SECONDS: Final = SHUTDOWN_SECONDS * 0.8
 """The sessions' part of the time from SIGTERM to exit; the rest is for calls that still run, and the process's end."""
@@ -54,9 +56,9 @@ class TokenizerCodec:
         """Ids of UTF-8 text."""
         return self._tokenizer.encode(text)
 
-    def render_messages(self, messages: Sequence[tuple[str, bytes]], add_generation_prompt: bool) -> list[int]:
-        """Ids of chat turns."""
-        return self._tokenizer.render_messages(messages, add_generation_prompt)
+    def render_chat(self, chat: Chat) -> PromptIds:
+        """Ids of a chat."""
+        return self._tokenizer.render_chat(chat)
 
     def token_bytes(self, token_id: int) -> bytes:
         """Text of one id."""
@@ -98,7 +100,7 @@ class ServingNode:
             await asyncio.sleep(BROKEN_LOOK_SECONDS)
 
 
-def open_parts(config: ServerConfig) -> Parts:
+def open_parts(config: ServerConfig, progress: LoadProgress | None = None) -> Parts:
     """Load the model and open the stores that the config names. Raises ConfigError; blocks while it loads."""
     clock = SystemClock()
     config.data.mkdir(parents=True, exist_ok=True)
@@ -110,8 +112,8 @@ def open_parts(config: ServerConfig) -> Parts:
         pages=config.pages,
         threads=config.threads,
         sabotage=config.sabotage,
+        progress=progress,
     )
-    end = tokenizer.control_id(END_TOKEN)
     shared = config.catalog_url.partition(":")[0] != "memory"
     peer_blobs = PeerBlobs(is_whole, clock) if shared else None
     return Parts(
@@ -119,7 +121,7 @@ def open_parts(config: ServerConfig) -> Parts:
         blobs=open_blobs(config.blobs_url, config.namespace, [] if peer_blobs is None else [peer_blobs]),
         engine=engine,
         codec=TokenizerCodec(tokenizer),
-        end_ids=() if end is None else (end,),
+        end_ids=engine.facts.end_ids,
         lease_catalog=(lambda: open_catalog(config.catalog_url, clock)) if shared else None,
         peer_blobs=peer_blobs,
         clock=clock,
@@ -164,11 +166,24 @@ def node_options(config: ServerConfig, address: str, end_ids: tuple[int, ...]) -
     )
 
 
+async def _opened(config: ServerConfig, progress: LoadProgress | None) -> Parts:
+    """open_parts in a thread, which ends soon when this is cancelled: to load may take minutes."""
+    stoppable = Stoppable(progress)
+    try:
+        return await asyncio.to_thread(open_parts, config, stoppable)
+    except asyncio.CancelledError:
+        stoppable.stop()
+        raise
+
+
 @asynccontextmanager
-async def serving(config: ServerConfig, parts: Parts | None = None) -> AsyncIterator[ServingNode]:
+async def serving(
+    config: ServerConfig, parts: Parts | None = None, progress: LoadProgress | None = None
+) -> AsyncIterator[ServingNode]:
     """A node that serves inside the block; it drains at the block's end.
 
-    `parts` None: open_parts(config). Raises ConfigError, StateIncompatibleError (the store is another model's).
+    `parts` None: open_parts(config), which tells `progress`, in another thread, how far the model is loaded. Raises
+    ConfigError, StateIncompatibleError (the store is another model's).
     """
     rpc = RpcServer(config.node, stream_age_seconds=config.stream_age_seconds)
     try:
@@ -177,7 +192,7 @@ async def serving(config: ServerConfig, parts: Parts | None = None) -> AsyncIter
         raise ConfigError("port", f"{config.host}:{config.port}", str(error)) from error
     address = join_address(config.host, port)
     own = parts is None
-    parts = await asyncio.to_thread(open_parts, config) if parts is None else parts
+    parts = await _opened(config, progress) if parts is None else parts
     facts = parts.engine.facts
     marker = StoreMarker(SCHEMA_VERSION, config.namespace, facts.model_digest, facts.tokenizer_digest)
     await parts.catalog.open(marker)

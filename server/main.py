@@ -8,10 +8,12 @@ import signal
 import sys
 import threading
 import traceback
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
+from forkpoint.clock import SystemClock
 from forkpoint.config import ServerConfig
 from forkpoint.limits import SHUTDOWN_SECONDS
 
@@ -20,6 +22,7 @@ from forkpoint.limits import SHUTDOWN_SECONDS
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 from forkpoint.server.app import Parts, ServingNode, serving
+from forkpoint.server.engine.load_log import LoadLog
 
 LOG: Final = logging.getLogger("forkpoint.server")
 WATCHDOG_SECONDS: Final = SHUTDOWN_SECONDS - 0.5
@@ -56,15 +59,19 @@ def log_json(level: int = logging.INFO) -> None:
     logging.basicConfig(level=level, handlers=[handler], force=True)
 
 
-def serve(config: ServerConfig) -> int:
+def serve(config: ServerConfig, progress: Callable[[int, int], None] | None = None) -> int:
     """Serve until SIGTERM or SIGINT, then drain; returns the exit status: 1 when it was a store that ended it. Raises
-    ConfigError and StateIncompatibleError before it serves. A second signal ends the process at once."""
+    ConfigError and StateIncompatibleError before it serves. A second signal ends the process at once.
+
+    `progress` is told how many bytes of the model are read, of how many; None: the log is."""
     log_json()
-    return asyncio.run(serve_until_signal(config))
+    return asyncio.run(serve_until_signal(config, progress=progress or LoadLog(SystemClock())))
 
 
-async def serve_until_signal(config: ServerConfig, parts: Parts | None = None) -> int:
-    """As serve, in a running loop of the main thread; `parts` as in `serving`."""
+async def serve_until_signal(
+    config: ServerConfig, parts: Parts | None = None, progress: Callable[[int, int], None] | None = None
+) -> int:
+    """As serve, in a running loop of the main thread; `parts` and `progress` as in `serving`."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
 
@@ -87,7 +94,7 @@ async def serve_until_signal(config: ServerConfig, parts: Parts | None = None) -
             LOG.error("a store broke for good: this process ends, start it again", extra={"facts": facts})
             leave()
 
-    async with serving(config, parts) as running:
+    async with serving(config, parts, progress) as running:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, on_signal, number.name)
         if config.port_file is not None:

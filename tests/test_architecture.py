@@ -37,7 +37,7 @@ ROOMS = {
     "src/forkpoint": room(),
     "proto": room(third=("grpc", "google")),
     "kernels": room(third=("torch", "triton")),
-    "model": room("kernels", third=("torch", "safetensors", "tokenizers", "tiktoken")),
+    "model": room("kernels", third=("torch", "safetensors", "tokenizers", "tiktoken", "blake3")),
     "model/tiny/train.py": room("model", third=("torch", "safetensors", "fla", "triton")),
     "statestore": room("proto", third=("apsw", "redis", "zstandard", "blake3", "google")),
     "server/engine": room("model", "kernels", third=("torch",)),
@@ -59,6 +59,8 @@ ROOMS = {
     "client": room("proto", third=("grpc", "grpc_health", "google")),
     "cli": room(
         *("client", "model/config", "model/geometries", "model/plan", "statestore/check", "statestore/open"),
+        *("model/published", "model/geometry_sizes", "model/weight_sizes", "model/device_fit"),
+        *("model/random_folder", "model/folder_check"),
         *("statestore/gc", "statestore/gcreport", "statestore/retention"),
         "server/main",
         third=("rich",),

@@ -19,6 +19,8 @@ class ModelFacts:
     context_limit: int
     layout_tag: str
     """Digest of part names, dtypes and order: bytes of another layout are refused."""
+    end_ids: tuple[int, ...] = ()
+    """Ids that end every generation."""
 
 
 @dataclass(frozen=True, slots=True)

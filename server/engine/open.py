@@ -6,6 +6,7 @@ from typing import Final
 import torch
 
 from forkpoint.errors import ConfigError
+from forkpoint.model.digest import LoadProgress
 from forkpoint.model.loading import load_model
 from forkpoint.model.state import StateTensors
 from forkpoint.model.tokenizer import Tokenizer
@@ -24,17 +25,18 @@ def open_engine(
     pages: int = 1024,
     threads: int = THREADS_DEFAULT,
     sabotage: str | None = None,
+    progress: LoadProgress | None = None,
 ) -> tuple[TorchEngine, Tokenizer]:
     """Load the model, allocate `slots` slots and `pages` pages of 64 tokens on `device`, and run the engine once.
 
-    Sets the process's torch threads, which are part of the numerics id. Raises ConfigError for a setting out of range
-    and for a model folder that can't be served.
+    `progress` is told how much of the model is read. Sets the process's torch threads, which are part of the numerics
+    id. Raises ConfigError for a setting out of range and for a model folder that can't be served.
     """
     for name, value in (("slots", slots), ("pages", pages), ("threads", threads)):
         if value < 1:
             raise ConfigError(name, "open_engine", f"{value} is not positive")
     torch.set_num_threads(threads)
-    model = load_model(model_folder, device)
+    model = load_model(model_folder, device, progress)
     facts = ModelFacts(
         model_digest=model.model_digest,
         tokenizer_digest=model.tokenizer_digest,
@@ -42,6 +44,7 @@ def open_engine(
         vocab_size=model.config.vocab_size,
         context_limit=model.config.context_limit,
         layout_tag=layout_tag(model.layout),
+        end_ids=model.end_ids,
     )
     tensors = StateTensors.allocate(model.layout, slots, pages, device)
     engine = TorchEngine(facts, model.decoder, tensors, sabotage)

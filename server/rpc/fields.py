@@ -26,7 +26,8 @@ LEAVES: Final = frozenset(
 """Messages that are honoured as one value."""
 
 _CHAT: Final = (
-    "messages messages.messages messages.messages.role messages.messages.text_utf8 messages.add_generation_prompt"
+    "messages messages.messages messages.messages.role messages.messages.text_utf8 messages.messages.name "
+    "messages.add_generation_prompt messages.thinking messages.thinking_effort"
 )
 _INPUT: Final = f"tokens text_utf8 {_CHAT}"
 _POLICY: Final = "checkpoint_policy.every_tokens checkpoint_policy.on_turn_end checkpoint_policy.keep_last"

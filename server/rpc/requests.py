@@ -5,11 +5,13 @@ from collections.abc import Mapping, Sequence
 
 from google.protobuf.duration_pb2 import Duration
 
+from forkpoint.chat import Chat, ChatTurn
 from forkpoint.clock import Clock
 from forkpoint.errors import DurabilityNotReachedError, InvalidFieldError, NotUtf8Error, TokenOutOfRangeError
 from forkpoint.ids import SessionName, check_id, new_id
 from forkpoint.limits import (
     APPEND_TEXT_BYTES_MAX,
+    CHAT_NAME_BYTES_MAX,
     CHECKPOINTS_KEPT_MAX,
     CHECKPOINTS_KEPT_MIN,
     DIGEST_BYTES,
@@ -129,12 +131,19 @@ def append_input(
         _check_size(len(message.text_utf8), f"{field}text_utf8", text_bytes_max)
         return Input(text=text(message.text_utf8, f"{field}text_utf8"))
     if kind == "messages":
-        turns = tuple((turn.role, turn.text_utf8) for turn in message.messages.messages)
-        _check_size(sum(len(content) for _, content in turns), f"{field}messages", text_bytes_max)
-        for index, (_, content) in enumerate(turns):
-            text(content, f"{field}messages.messages[{index}].text_utf8")
-        return Input(messages=turns, add_generation_prompt=message.messages.add_generation_prompt)
+        return Input(chat=_chat(message.messages, f"{field}messages", text_bytes_max))
     return Input()
+
+
+def _chat(message: common_pb2.ChatMessages, field: str, text_bytes_max: int) -> Chat:
+    turns = tuple(ChatTurn(turn.role, turn.text_utf8, turn.name) for turn in message.messages)
+    _check_size(sum(len(turn.text) + len(turn.name) for turn in turns), field, text_bytes_max)
+    for index, turn in enumerate(turns):
+        text(turn.text, f"{field}.messages[{index}].text_utf8")
+        if len(turn.name.encode()) > CHAT_NAME_BYTES_MAX:
+            raise InvalidFieldError(f"{field}.messages[{index}].name", f"longer than {CHAT_NAME_BYTES_MAX} bytes")
+    thinking = message.thinking if message.HasField("thinking") else None
+    return Chat(turns, message.add_generation_prompt, thinking, message.thinking_effort)
 
 
 def _check_size(size: int, field: str, limit: int) -> None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Protocol
 
+from forkpoint.chat import Chat
 from forkpoint.ids import SessionName
 from forkpoint.server.session.placement import NodeState
 from forkpoint.server.session.ports import CutOverAsk, FollowAsk, FollowReport
@@ -35,8 +36,7 @@ class Input:
 
     token_ids: tuple[int, ...] | None = None
     text: bytes | None = None
-    messages: tuple[tuple[str, bytes], ...] | None = None
-    add_generation_prompt: bool = False
+    chat: Chat | None = None
 
 
 @dataclass(frozen=True, slots=True)

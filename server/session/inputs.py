@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 
+from forkpoint.chat import PromptIds
 from forkpoint.errors import (
     ContextFullError,
     DurabilityNotReachedError,
@@ -29,29 +30,29 @@ SEED_RANGE = range(-(2**63), 2**63)
 RANKS = {Durability.MEMORY: 0, Durability.LOCAL_FSYNC: 1, Durability.REPLICATED: 2}
 
 
-def input_tokens(given: Input, codec: TextCodec, vocab_size: int) -> tuple[int, ...]:
-    """The input's token ids; () when there is no input.
+def input_ids(given: Input, codec: TextCodec, vocab_size: int) -> PromptIds:
+    """The input's token ids; none when there is no input.
 
     Raises TokenOutOfRangeError, NotUtf8Error, InvalidFieldError (too large, unknown role, two inputs).
     """
-    kinds = [given.token_ids is not None, given.text is not None, given.messages is not None]
+    kinds = [given.token_ids is not None, given.text is not None, given.chat is not None]
     if sum(kinds) > 1:
         raise InvalidFieldError("input", "give one of token ids, text and messages")
     if given.token_ids is not None:
-        tokens = given.token_ids
-        check_tokens(tokens, vocab_size)
+        check_tokens(given.token_ids, vocab_size)
+        prompt = PromptIds(given.token_ids)
     elif given.text is not None:
         check_text("text", given.text)
-        tokens = tuple(codec.encode_text(given.text))
-    elif given.messages is not None:
-        for _, text in given.messages:
-            check_text("messages", text)
-        tokens = tuple(codec.render_messages(given.messages, given.add_generation_prompt))
+        prompt = PromptIds(tuple(codec.encode_text(given.text)))
+    elif given.chat is not None:
+        for turn in given.chat.turns:
+            check_text("messages", turn.text)
+        prompt = codec.render_chat(given.chat)
     else:
-        return ()
-    if len(tokens) > INPUT_TOKENS_MAX:
-        raise InvalidFieldError("input", f"{len(tokens)} tokens, at most {INPUT_TOKENS_MAX}")
-    return tokens
+        return PromptIds(())
+    if (count := len(prompt.opening) + len(prompt.ids)) > INPUT_TOKENS_MAX:
+        raise InvalidFieldError("input", f"{count} tokens, at most {INPUT_TOKENS_MAX}")
+    return prompt
 
 
 def check_tokens(token_ids: Sequence[int], vocab_size: int) -> None:

@@ -1,27 +1,29 @@
 """What the session layer needs from outside, beside the store's and the engine's ports."""
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from typing import Protocol
 
+from forkpoint.chat import Chat, PromptIds
 from forkpoint.errors import UnavailableError
 from forkpoint.ids import SessionName
 from forkpoint.statestore.records import Kind, NodeRow
 
 
 class TextCodec(Protocol):
-    """Text to token ids and back. Control ids come only from `render_messages`' template, never from text."""
+    """Text to token ids and back. Control ids come only from the model's chat form, never from text."""
 
     def encode_text(self, text: bytes) -> list[int]:
         """Token ids of UTF-8 text, tokenised alone. Raises NotUtf8Error."""
         ...
 
-    def render_messages(self, messages: Sequence[tuple[str, bytes]], add_generation_prompt: bool) -> list[int]:
-        """Token ids of chat messages (role, UTF-8 text). Raises NotUtf8Error, InvalidFieldError (unknown role)."""
+    def render_chat(self, chat: Chat) -> PromptIds:
+        """Token ids of a chat. Raises NotUtf8Error, InvalidFieldError (what the form does not have: an unknown role,
+        thinking)."""
         ...
 
     def token_bytes(self, token_id: int) -> bytes:
-        """The text bytes of one token; b"" for control tokens."""
+        """The text bytes of one token; b"" for control tokens that text is not read by."""
         ...
 
 

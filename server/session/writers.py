@@ -4,6 +4,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from functools import partial
 
+from forkpoint.chat import PromptIds
 from forkpoint.errors import (
     AbortedError,
     ContextFullError,
@@ -17,7 +18,7 @@ from forkpoint.limits import SESSION_QUEUE_MAX
 from forkpoint.server.session.api import AppendCall, AppendResult, GenerateCall, GenerateEvent, Reader
 from forkpoint.server.session.claims import Claims
 from forkpoint.server.session.generation import RunningGeneration
-from forkpoint.server.session.inputs import check_durability, check_generate, check_room, input_tokens
+from forkpoint.server.session.inputs import check_durability, check_generate, check_room, input_ids
 from forkpoint.server.session.live import LiveSession, Place
 from forkpoint.server.session.stream import GenerationStream
 from forkpoint.server.session.usage import UsageCounter
@@ -59,20 +60,22 @@ class Writers:
         """Durable when it returns; prefill follows."""
         facts = self._core.engine.facts
         check_durability(call.durability, self._core.catalog.durability)
-        if call.input.token_ids is None and call.input.text is None and call.input.messages is None:
+        if call.input.token_ids is None and call.input.text is None and call.input.chat is None:
             raise InvalidFieldError("input", "nothing to append")
-        tokens = input_tokens(call.input, self._core.codec, facts.vocab_size)
-        return await self._core.tasks.run(self._append(call, tokens), f"append {call.name}")
+        prompt = input_ids(call.input, self._core.codec, facts.vocab_size)
+        return await self._core.tasks.run(self._append(call, prompt), f"append {call.name}")
 
-    async def _append(self, call: AppendCall, tokens: tuple[int, ...]) -> AppendResult:
+    async def _append(self, call: AppendCall, prompt: PromptIds) -> AppendResult:
         async with self._claims.request(call.request) as stored:
             if stored:
-                replay = AppendTokens(call.name, REPLAY_EPOCH, tokens, request=call.request)
-                return AppendResult(await self._core.catalog.append(replay), tokens)
-            return await self._claims.owned(call.name, lambda live: self._append_to(live, call, tokens))
+                replay = AppendTokens(call.name, REPLAY_EPOCH, (), request=call.request)
+                outcome = await self._core.catalog.append(replay)
+                return AppendResult(outcome, prompt.at(outcome.start))
+            return await self._claims.owned(call.name, lambda live: self._append_to(live, call, prompt))
 
-    async def _append_to(self, live: LiveSession, call: AppendCall, tokens: tuple[int, ...]) -> AppendResult:
+    async def _append_to(self, live: LiveSession, call: AppendCall, prompt: PromptIds) -> AppendResult:
         async with self._claims.writing(live, "append"):
+            tokens = prompt.at(live.head)
             await self._check_room(live, len(tokens))
             outcome = await self._core.catalog.append(
                 AppendTokens(
@@ -90,7 +93,7 @@ class Writers:
                 # Another node executed it before this one owned the session, or the store lost the end that is known
                 # here: what the store holds counts.
                 self._claims.doubt(live)
-            return AppendResult(outcome, tokens)
+            return AppendResult(outcome, prompt.at(outcome.start) if outcome.replayed else tokens)
 
     def _grown(self, live: LiveSession, tokens: tuple[int, ...], head_hash: bytes) -> None:
         if tokens:
@@ -152,12 +155,13 @@ class Writers:
             if stored:
                 return await self._again(call)
             facts = self._core.engine.facts
-            tokens = input_tokens(call.input, self._core.codec, facts.vocab_size)
+            prompt = input_ids(call.input, self._core.codec, facts.vocab_size)
             check_generate(call, facts.vocab_size)
-            return await self._claims.owned(call.name, lambda live: self._begin(live, call, tokens))
+            return await self._claims.owned(call.name, lambda live: self._begin(live, call, prompt))
 
-    async def _begin(self, live: LiveSession, call: GenerateCall, tokens: tuple[int, ...]) -> Attached:
+    async def _begin(self, live: LiveSession, call: GenerateCall, prompt: PromptIds) -> Attached:
         async with self._claims.writing(live, "generate"):
+            tokens = prompt.at(live.head)
             await self._check_room(live, len(tokens))
             self._check_queue(live)
             outcome = await self._core.catalog.begin_generation(

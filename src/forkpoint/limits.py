@@ -57,6 +57,8 @@ PAGE_BYTES_MAX: Final = 2 * 1024 * 1024
 """A list call cuts its page here, whatever the page size asked for: a message must hold it."""
 LABELS_MAX: Final = 64
 LABEL_BYTES_MAX: Final = 256
+CHAT_NAME_BYTES_MAX: Final = 256
+"""Name of a speaker or tool in a chat: a name, not a text."""
 PAGE_SIZE_DEFAULT: Final = 100
 PAGE_SIZE_MAX: Final = 1000
 """List calls."""

@@ -8,7 +8,7 @@ from typing import Final
 from forkpoint.clock import SystemClock
 from forkpoint.config import ServerConfig, load_config
 from forkpoint.errors import StoreUnavailableError
-from forkpoint.server.app import END_TOKEN, TINY_MODEL, Parts, TokenizerCodec
+from forkpoint.server.app import TINY_MODEL, Parts, TokenizerCodec
 from forkpoint.server.engine.base import Engine
 from forkpoint.server.engine.open import open_engine
 from forkpoint.server.main import log_json, serve_until_signal
@@ -74,8 +74,7 @@ def _engine(config: ServerConfig, order: Order) -> tuple[Engine, TextCodec, tupl
     model, tokenizer = open_engine(
         config.model or TINY_MODEL, slots=config.slots, pages=config.pages, threads=config.threads
     )
-    end = tokenizer.control_id(END_TOKEN)
-    return model, TokenizerCodec(tokenizer), () if end is None else (end,)
+    return model, TokenizerCodec(tokenizer), model.facts.end_ids
 
 
 def leaked(engine: Engine) -> list[str]:

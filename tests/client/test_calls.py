@@ -6,9 +6,10 @@ import grpc
 import pytest
 
 from forkpoint.client.errors import RemoteError, remote_error
-from forkpoint.client.inputs import append_request, chunks, is_large
+from forkpoint.client.inputs import Messages, append_request, chunks, is_large
 from forkpoint.client.wire import SERVICE_CONFIG, Wire
 from forkpoint.errors import StoreUnavailableError
+from forkpoint.proto.forkpoint.v1 import session_service_pb2 as pb
 from tests.support.rpc_site import Served
 
 
@@ -71,6 +72,19 @@ def test_only_one_input_may_be_given() -> None:
         append_request([1], "x", None, False)
     with pytest.raises(ValueError, match="messages"):
         append_request(None, "x", None, True)
+    with pytest.raises(ValueError, match="thinking"):
+        append_request(None, "x", None, False, thinking=False)
+
+
+def test_an_upload_of_messages_says_all_that_their_call_says() -> None:
+    turns: Messages = [("user", "a", "Ann"), ("user", "b")]
+    request = append_request(None, None, turns, False, thinking=True, thinking_effort="low")
+    joined = pb.AppendRequest()
+    for chunk in chunks(request):
+        joined.messages.MergeFrom(chunk.messages)
+    assert joined == request
+    assert (request.messages.thinking, request.messages.messages[0].name) == (True, "Ann")
+    assert not append_request(None, None, turns, False).messages.HasField("thinking")
 
 
 @pytest.mark.parametrize("size", [2**20, 2**20 + 1])

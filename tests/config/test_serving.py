@@ -1,11 +1,14 @@
 """The serving process: its line, its port file, its logs, its signals; and what keeps it from starting."""
 
+import asyncio
 import json
 import logging
 import os
 import signal
 import subprocess
 import sys
+import threading
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,7 +19,8 @@ from forkpoint.client.client import Client
 from forkpoint.config import ServerConfig
 from forkpoint.errors import ConfigError
 from forkpoint.proto.forkpoint.v1 import session_pb2
-from forkpoint.server.app import TINY_MODEL, check_durability, join_address, serving
+from forkpoint.server import app
+from forkpoint.server.app import TINY_MODEL, Parts, check_durability, join_address, serving
 from forkpoint.server.main import JsonLines
 from forkpoint.statestore.open import open_catalog
 from tests.support.rpc_site import ROOT, config_for, parts_for, served, server_process, settled
@@ -97,6 +101,36 @@ async def test_a_port_that_is_taken_is_said(tmp_path: Path) -> None:
             async with serving(config, parts_for(config)):
                 pass
         assert error.value.key == "port"
+
+
+async def test_a_node_that_is_to_end_while_its_model_loads_ends_at_the_next_tensor(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loading, ended = threading.Event(), threading.Event()
+    told: list[tuple[int, int]] = []
+
+    def load(config: ServerConfig, progress: Callable[[int, int], None]) -> Parts:
+        try:
+            for done in range(10**9):
+                progress(done, 10**9)
+                loading.set()
+        finally:
+            ended.set()
+        raise AssertionError("nobody stopped it")
+
+    monkeypatch.setattr(app, "open_parts", load)
+
+    async def serve() -> None:
+        async with serving(config_for(tmp_path), progress=lambda *counts: told.append(counts)):
+            pass
+
+    task = asyncio.get_running_loop().create_task(serve())  # owner: this test
+    assert await asyncio.to_thread(loading.wait, 10)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert await asyncio.to_thread(ended.wait, 10)
+    assert told[0] == (0, 10**9)
 
 
 async def test_a_store_below_the_asked_durability_keeps_the_node_from_starting(tmp_path: Path) -> None:

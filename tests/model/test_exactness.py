@@ -7,7 +7,7 @@ from forkpoint.model.rows import RowBatch
 from tests.support.model_runs import ModelRun, random_ids
 from tests.support.random_model import Kind, fitted, random_model
 
-KINDS: list[Kind] = ["bounded", "softplus"]
+KINDS: list[Kind] = ["bounded", "softplus", "kimi-linear", "k3"]
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from forkpoint.chat import Chat, ChatTurn
 from forkpoint.model.config import ModelConfigError
 from forkpoint.model.loading import load_model
 from forkpoint.model.numerics import numerics_id
@@ -26,7 +27,7 @@ def test_a_folder_gives_a_working_model(folder: Path) -> None:
     model = load_model(folder)
     tensors = StateTensors.allocate(model.layout, slots=1, pages=1)
     tensors.reset_slot(0)
-    ids = model.tokenizer.render_messages([("user", b"hello")], add_generation_prompt=True)
+    ids = list(model.tokenizer.render_chat(Chat((ChatTurn("user", b"hello"),), True)).at(0))
     rows = model.decoder.forward(RowBatch(ids, [0, len(ids)], [0], [0], [[0]]), tensors)
     logits = model.decoder.logits(rows[-1:])
     assert logits.shape == (1, 272)
@@ -38,9 +39,9 @@ def test_a_folder_gives_a_working_model(folder: Path) -> None:
 
 def test_a_config_beyond_this_version_is_refused_before_weights_are_read(folder: Path) -> None:
     raw = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(raw | {"attn_res_block_size": 12}))
+    (folder / "config.json").write_text(json.dumps(raw | {"attention_bias": True}))
     (folder / "model.safetensors").unlink()
-    with pytest.raises(ModelConfigError, match="attn_res_block_size"):
+    with pytest.raises(ModelConfigError, match="attention_bias"):
         load_model(folder)
 
 

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from forkpoint.chat import Chat, ChatTurn
 from forkpoint.errors import InvalidFieldError, NotUtf8Error, TokenOutOfRangeError
 from forkpoint.model.config import ModelConfigError
 from forkpoint.model.tokenizer import ByteTokenizer, load_tokenizer
@@ -18,10 +19,14 @@ USER, ASSISTANT, END = 259, 260, 261
 TOKENIZER = ByteTokenizer({256 + index: name for index, name in enumerate(CONTROL)})
 
 
+def render(*turns: tuple[str, bytes], prompt: bool = False) -> list[int]:
+    return list(TOKENIZER.render_chat(Chat(tuple(ChatTurn(*turn) for turn in turns), prompt)).at(0))
+
+
 def test_a_turn_is_role_text_end_and_the_prompt_opens_the_assistants() -> None:
-    ids = TOKENIZER.render_messages([("user", b"hi"), ("assistant", b""), ("system", b"x")], add_generation_prompt=True)
+    ids = render(("user", b"hi"), ("assistant", b""), ("system", b"x"), prompt=True)
     assert ids == [USER, *b"hi", END, ASSISTANT, END, 258, *b"x", END, ASSISTANT]
-    assert TOKENIZER.render_messages([], add_generation_prompt=False) == []
+    assert render() == []
 
 
 @STEADY
@@ -31,7 +36,7 @@ def test_text_never_gives_a_control_id(text: str) -> None:
         ids = TOKENIZER.encode(spelled.encode())
         assert all(token_id < 256 for token_id in ids)
         assert TOKENIZER.decode_bytes(ids) == spelled.encode()
-        rendered = TOKENIZER.render_messages([("user", spelled.encode())], add_generation_prompt=False)
+        rendered = render(("user", spelled.encode()))
         assert [token_id for token_id in rendered if token_id >= 256] == [USER, END]
 
 
@@ -52,15 +57,27 @@ def test_text_that_is_not_utf8_is_refused_with_its_offset(text: bytes, offset: i
         TOKENIZER.encode(text, field="input.text_utf8")
     assert (caught.value.field, caught.value.byte_offset) == ("input.text_utf8", offset)
     with pytest.raises(NotUtf8Error) as caught:
-        TOKENIZER.render_messages([("user", b"fine"), ("user", text)], add_generation_prompt=True)
+        render(("user", b"fine"), ("user", text), prompt=True)
     assert caught.value.field == "messages[1].text"
 
 
 @pytest.mark.parametrize("role", ["end", "pad", "root", "", "User", "user|><|end"])
 def test_an_unknown_role_is_refused(role: str) -> None:
     with pytest.raises(InvalidFieldError, match="is no role") as caught:
-        TOKENIZER.render_messages([(role, b"x")], add_generation_prompt=False)
+        render((role, b"x"))
     assert caught.value.field == "messages[0].role"
+
+
+def test_what_the_form_does_not_have_is_refused_not_ignored() -> None:
+    for chat, field in (
+        (Chat((ChatTurn("user", b"x", "Ann"),)), "messages[0].name"),
+        (Chat((ChatTurn("user", b"x"),), thinking=True), "messages.thinking"),
+        (Chat((ChatTurn("user", b"x"),), thinking_effort="low"), "messages.thinking_effort"),
+    ):
+        with pytest.raises(InvalidFieldError) as caught:
+            TOKENIZER.render_chat(chat)
+        assert caught.value.field == field
+    assert TOKENIZER.render_chat(Chat((ChatTurn("user", b"x"),), thinking=False)).at(0) == (USER, ord("x"), END)
 
 
 @pytest.mark.parametrize("token_id", [-1, 263, 1 << 40])
@@ -74,8 +91,7 @@ def test_a_folder_gives_the_tokenizer_and_its_digest_names_it(tmp_path: Path) ->
     write_tokenizer(tmp_path)
     tokenizer = load_tokenizer(tmp_path)
     assert tokenizer.vocab_size == 263
-    assert tokenizer.control_id("<|end|>") == END
-    assert tokenizer.control_id("<|none|>") is None
+    assert tokenizer.turn_end_id == END
     assert tokenizer.digest() == TOKENIZER.digest()
     assert len(tokenizer.digest()) == 32
     write_tokenizer(tmp_path, (*CONTROL[:-1], "<|other|>"))
@@ -87,8 +103,10 @@ def test_a_folder_gives_the_tokenizer_and_its_digest_names_it(tmp_path: Path) ->
     [
         (None, "tokenizer_config.json"),
         ("nonsense", "tokenizer_config.json"),
-        ("[]", "tokenizer_class"),
-        ({"tokenizer_class": "TikTokenTokenizer"}, "tokenizer_class"),
+        ("[]", "tokenizer_config.json"),
+        ("{}", "tokenizer_class"),
+        ({"tokenizer_class": "PreTrainedTokenizerFast"}, "tokenizer_class"),
+        ({"tokenizer_class": "TikTokenTokenizer"}, "tiktoken.model"),
         ({"tokenizer_class": "ByteTokenizer"}, "added_tokens_decoder"),
         ({"tokenizer_class": "ByteTokenizer", "added_tokens_decoder": {"x": {}}}, "added_tokens_decoder"),
     ],

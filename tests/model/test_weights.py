@@ -1,18 +1,18 @@
-"""Weights: every tensor of a folder is accounted for, variants of shape are read, a digest names every byte."""
+"""Weights: every tensor is accounted for before one is read; variants of name, shape and dtype are read."""
 
-import json
-from pathlib import Path
+import re
 
 import pytest
 import torch
-from safetensors.torch import save_file
 from torch import Tensor
 
 from forkpoint.model.config import ModelConfig
 from forkpoint.model.decoder import HybridDecoder
-from forkpoint.model.weights import WeightsError, check_weights, expected_tensors, model_digest, read_tensors
-from tests.support.model_folder import published_tensors, write_folder, write_shards
-from tests.support.random_model import random_model
+from forkpoint.model.inventory import expected_tensors
+from forkpoint.model.shard import TensorSpec
+from forkpoint.model.weights import WeightsError, check_weights
+from tests.support.counted_tensors import CountedTensors
+from tests.support.random_model import Kind, random_model
 
 Model = tuple[ModelConfig, dict[str, Tensor]]
 
@@ -22,23 +22,28 @@ def model(request: pytest.FixtureRequest) -> Model:
     return random_model(request.param, layers=4)
 
 
-def test_a_single_file_gives_every_tensor_as_stored(model: Model, tmp_path: Path) -> None:
+def test_nothing_is_read_before_everything_is_checked(model: Model) -> None:
     config, weights = model
-    write_folder(tmp_path, config, weights, torch.bfloat16)
-    checked = check_weights(config, read_tensors(tmp_path))
+    counted = CountedTensors(weights)
+    checked = check_weights(config, counted)
+    assert counted.reads == {}
     assert set(checked) == set(expected_tensors(config))
-    for name, tensor in checked.items():
-        assert tensor.dtype == torch.bfloat16
-        assert tuple(tensor.shape) == expected_tensors(config)[name]
-        if not name.endswith(("A_log", "dt_bias")):
-            assert torch.equal(tensor.float(), weights[name])
+    for name, shape in expected_tensors(config).items():
+        assert checked.spec(name) == TensorSpec(weights[name].dtype, shape)
+        assert torch.equal(checked[name], weights[name])
 
 
-def test_shards_give_what_a_single_file_gives(model: Model, tmp_path: Path) -> None:
-    config, weights = model
-    write_shards(tmp_path, published_tensors(config, weights), shards=3)
-    checked = check_weights(config, read_tensors(tmp_path))
-    assert all(torch.equal(checked[name], weights[name]) for name in weights)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_a_log_dt_bias_and_the_routers_bias_are_fp32_whatever_is_stored(dtype: torch.dtype) -> None:
+    config, weights = random_model("k3")
+    stored = {name: tensor.to(dtype) if tensor.is_floating_point() else tensor for name, tensor in weights.items()}
+    checked = check_weights(config, stored)
+    wide = {name for name in weights if name.endswith((".A_log", ".dt_bias", ".e_score_correction_bias"))}
+    assert len(wide) == 2 * 3 + 3
+    for name in weights:
+        expected = torch.float32 if name in wide else stored[name].dtype
+        assert checked[name].dtype == checked.spec(name).dtype == expected
+        assert torch.equal(checked[name], stored[name].to(expected))
 
 
 def test_all_problems_come_in_one_report(model: Model) -> None:
@@ -79,8 +84,21 @@ def test_a_log_padded_with_zeros_is_cut_to_the_heads(model: Model) -> None:
     padded = torch.cat([weights[name], torch.zeros(126)])
     assert torch.equal(check_weights(config, weights | {name: padded})[name], weights[name])
     padded[70] = 0.5
-    with pytest.raises(WeightsError, match=r"A_log has shape \[128\], expected \[2\]"):
-        check_weights(config, weights | {name: padded})
+    with pytest.raises(WeightsError, match=r"A_log has values beyond its 2 heads"):
+        HybridDecoder(config, weights | {name: padded})
+
+
+@pytest.mark.parametrize("middle", [(), (1,)])
+def test_taps_of_a_convolution_are_read_with_and_without_their_middle_axis(
+    model: Model, middle: tuple[int, ...]
+) -> None:
+    config, weights = model
+    name = "model.layers.0.self_attn.k_conv1d.weight"
+    channels, taps = weights[name].shape
+    checked = check_weights(config, weights | {name: weights[name].view(channels, *middle, taps)})
+    assert torch.equal(checked[name], weights[name])
+    with pytest.raises(WeightsError, match=r"k_conv1d\.weight has shape"):
+        check_weights(config, weights | {name: weights[name].view(1, channels, taps)})
 
 
 @pytest.mark.parametrize("shape", [(1,), (2, 2)])
@@ -90,12 +108,71 @@ def test_a_log_of_another_head_count_is_refused(model: Model, shape: tuple[int, 
         check_weights(config, weights | {"model.layers.0.self_attn.A_log": torch.zeros(shape)})
 
 
-def test_the_prefix_of_a_multimodal_checkpoint_is_dropped(model: Model) -> None:
+@pytest.mark.parametrize("inner", ["model.layers.", "layers."])
+def test_the_prefix_of_a_multimodal_checkpoint_is_dropped(model: Model, inner: str) -> None:
     config, weights = model
-    wrapped = {f"language_model.{name}": tensor for name, tensor in weights.items()}
-    assert set(check_weights(config, wrapped)) == set(weights)
-    with pytest.raises(WeightsError, match="with and without"):
-        check_weights(config, wrapped | {"lm_head.weight": weights["lm_head.weight"]})
+    wrapped = {"language_model." + re.sub("^model.layers.", inner, name): tensor for name, tensor in weights.items()}
+    checked = check_weights(config, wrapped)
+    assert all(torch.equal(checked[name], weights[name]) for name in weights)
+
+
+def test_a_tensor_under_two_spellings_is_refused(model: Model) -> None:
+    config, weights = model
+    twice = weights | {"language_model.lm_head.weight": weights["lm_head.weight"]}
+    with pytest.raises(WeightsError) as caught:
+        check_weights(config, twice)
+    assert caught.value.problems == ["lm_head.weight is stored as lm_head.weight and as language_model.lm_head.weight"]
+
+
+def test_early_spellings_of_attention_residuals_are_read() -> None:
+    config, weights = random_model("k3")
+    legacy = {re.sub(r"_res_(norm|proj)\.weight$", r"_res.\1_weight", name): weights[name] for name in weights}
+    assert {"model.output_attn_res.proj_weight", "model.layers.0.mlp_res.norm_weight"} <= set(legacy)
+    checked = check_weights(config, legacy)
+    assert all(torch.equal(checked[name], weights[name]) for name in weights)
+
+
+def test_vision_tensors_are_skipped_with_one_note(model: Model, caplog: pytest.LogCaptureFixture) -> None:
+    config, weights = model
+    names = ["vision_tower.patch_embed.proj.weight", "vision_tower.encoder.blocks.0.wqkv.weight", "mm_projector.post"]
+    counted = CountedTensors(weights | {name: torch.zeros(3, dtype=torch.float64) for name in names})
+    with caplog.at_level("INFO"):
+        HybridDecoder(config, counted, source="some folder")
+    assert set(counted.reads) == set(weights)
+    assert [r.message for r in caplog.records] == ["some folder: 3 vision tensors are skipped, this version reads text"]
+
+
+def test_packed_experts_are_known_by_their_tensors() -> None:
+    config, weights = random_model("k3")
+    packed = [name for name in weights if name.endswith(".weight_packed")]
+    assert len(packed) == 3 * 8 * 3
+    assert set(check_weights(config, weights)) == set(weights)
+    plain = {name: tensor for name, tensor in weights.items() if not name.endswith((".weight_packed", ".weight_scale"))}
+    shapes = expected_tensors(config, packed=False)
+    plain |= {name: torch.zeros(shapes[name]) for name in shapes.keys() - plain.keys()}
+    assert set(check_weights(config, plain)) == set(shapes)
+
+
+def test_packed_experts_without_scales_are_refused() -> None:
+    config, weights = random_model("k3")
+    name = "model.layers.2.block_sparse_moe.experts.7.w2.weight_scale"
+    del weights[name]
+    with pytest.raises(WeightsError) as caught:
+        check_weights(config, weights)
+    assert caught.value.problems == [f"{name} is missing"]
+
+
+def test_bytes_where_floats_belong_and_floats_where_bytes_do_are_refused() -> None:
+    config, weights = random_model("k3")
+    wrong = ["lm_head.weight", "model.layers.1.block_sparse_moe.experts.0.w1.weight_packed"]
+    weights[wrong[0]] = weights[wrong[0]].to(torch.uint8)
+    weights[wrong[1]] = weights[wrong[1]].float()
+    with pytest.raises(WeightsError) as caught:
+        check_weights(config, weights)
+    assert caught.value.problems == [
+        f"{wrong[0]} has dtype torch.uint8, not a float dtype that this version reads",
+        f"{wrong[1]} has dtype torch.float32, expected bytes (torch.uint8)",
+    ]
 
 
 def test_tied_embeddings_have_no_head_of_their_own() -> None:
@@ -113,58 +190,14 @@ def test_a_decoder_takes_no_weights_of_another_model(model: Model) -> None:
     HybridDecoder(config, weights)
 
 
-def test_a_folder_without_weights_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(WeightsError, match="neither"):
-        read_tensors(tmp_path)
-
-
-def test_a_damaged_file_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "model.safetensors").write_bytes(b"\x08\0\0\0\0\0\0\0not json")
-    with pytest.raises(WeightsError, match=r"model.safetensors can't be read"):
-        read_tensors(tmp_path)
-
-
-def test_shards_that_disagree_with_their_index_are_reported_together(tmp_path: Path) -> None:
-    tensors = {f"t{i}": torch.full((2,), float(i)) for i in range(6)}
-    write_shards(tmp_path, tensors, shards=3)
-    (tmp_path / "model-00001-of-00003.safetensors").unlink()
-    save_file({"t1": tensors["t1"], "stray": tensors["t0"]}, tmp_path / "model-00002-of-00003.safetensors")
-    with pytest.raises(WeightsError) as caught:
-        read_tensors(tmp_path)
-    assert caught.value.problems == [
-        "model-00001-of-00003.safetensors does not exist",
-        "t4 is missing from model-00002-of-00003.safetensors",
-        "stray in model-00002-of-00003.safetensors is not in the index",
-    ]
-
-
-@pytest.mark.parametrize("index", ["[]", "{}", "nonsense", '{"weight_map": 3}'])
-def test_an_index_that_is_none_is_refused(tmp_path: Path, index: str) -> None:
-    (tmp_path / "model.safetensors.index.json").write_text(index)
-    with pytest.raises(WeightsError, match="is no index"):
-        read_tensors(tmp_path)
-
-
-def test_an_index_must_not_leave_its_folder(tmp_path: Path) -> None:
-    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"t": "../t.safetensors"}}))
-    with pytest.raises(WeightsError, match="outside its folder"):
-        read_tensors(tmp_path)
-
-
-def test_the_model_digest_changes_with_any_bit_name_shape_dtype_or_config() -> None:
-    config, weights = random_model()
-    digest = model_digest(config, weights)
-    assert len(digest) == 32
-    assert digest == model_digest(config, dict(reversed(weights.items())))
-    others = [digest]
-    for name in ("lm_head.weight", "model.layers.3.self_attn.o_proj.weight"):
-        flipped = weights[name].clone()
-        flipped.view(torch.int32).view(-1)[-1] ^= 1
-        others.append(model_digest(config, weights | {name: flipped}))
-    name = "model.norm.weight"
-    others.append(model_digest(config, {("x" + key if key == name else key): t for key, t in weights.items()}))
-    others.append(model_digest(config, weights | {name: weights[name][None]}))
-    others.append(model_digest(config, weights | {name: weights[name].view(torch.int32)}))
-    other = ModelConfig.from_dict({**config.raw, "rms_norm_eps": 1e-6})
-    others.append(model_digest(other, weights))
-    assert len(set(others)) == len(others)
+@pytest.mark.parametrize("kind", ["kimi-linear", "k3"])
+def test_no_more_than_one_stored_tensor_is_kept_while_a_decoder_is_built(kind: Kind) -> None:
+    config, weights = random_model(kind)
+    counted = CountedTensors(weights)
+    kept = counted["lm_head.weight"][:1]
+    assert counted.kept == weights["lm_head.weight"].nbytes
+    del kept
+    assert counted.kept == 0
+    decoder = HybridDecoder(config, counted)
+    assert counted.kept == 0, f"{decoder} keeps memory of what it was made of"
+    assert counted.kept_most == max(tensor.nbytes for tensor in weights.values())

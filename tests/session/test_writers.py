@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 
+from forkpoint.chat import Chat, ChatTurn
 from forkpoint.errors import (
     DurabilityNotReachedError,
     ForkpointError,
@@ -32,7 +33,7 @@ async def test_an_append_says_where_its_tokens_lie(node: Running) -> None:
     name = await node.session("s")
     first = await node.node.append(AppendCall(name, Input(text="héllo".encode())))
     assert first.token_ids == tuple("héllo".encode())
-    second = await node.node.append(AppendCall(name, Input(messages=(("user", b"hi"),), add_generation_prompt=True)))
+    second = await node.node.append(AppendCall(name, Input(chat=Chat((ChatTurn("user", b"hi"),), True))))
     assert second.token_ids == (256, 104, 105, 258, 257)
     assert (second.outcome.start, second.outcome.head) == (6, 11)
     row = (await node.node.get_session(name)).row
@@ -45,7 +46,7 @@ async def test_bad_input_changes_nothing(node: Running, monkeypatch: pytest.Monk
     bad: list[tuple[Input, type[ForkpointError]]] = [
         (Input(token_ids=(1,), text=b"x"), InvalidFieldError),
         (Input(text=b"ok\xff"), NotUtf8Error),
-        (Input(messages=(("user", b"\xc3"),)), NotUtf8Error),
+        (Input(chat=Chat((ChatTurn("user", b"\xc3"),))), NotUtf8Error),
         (Input(token_ids=(0, VOCAB_SIZE)), TokenOutOfRangeError),
         (Input(token_ids=(-1,)), TokenOutOfRangeError),
         (Input(text=b"123456789"), InvalidFieldError),

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 
+from forkpoint.chat import Chat, PromptIds
 from forkpoint.errors import NodeCapacityError, NotUtf8Error, StateIncompatibleError
 from forkpoint.limits import PAGE_TOKENS, TILE_TOKENS
 from forkpoint.parts import PartSpec
@@ -237,10 +238,10 @@ class ByteCodec:
             raise NotUtf8Error("text", error.start) from None
         return list(text)
 
-    def render_messages(self, messages: Sequence[tuple[str, bytes]], add_generation_prompt: bool) -> list[int]:
+    def render_chat(self, chat: Chat) -> PromptIds:
         roles = {"user": 256, "assistant": 257}
-        tokens = [token for role, text in messages for token in (roles[role], *text, 258)]
-        return [*tokens, 257] if add_generation_prompt else tokens
+        tokens = [token for turn in chat.turns for token in (roles[turn.role], *turn.text, 258)]
+        return PromptIds((*tokens, 257) if chat.add_generation_prompt else tuple(tokens))
 
     def token_bytes(self, token_id: int) -> bytes:
         return bytes([token_id]) if token_id < 256 else b""

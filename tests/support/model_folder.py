@@ -22,7 +22,7 @@ def published_tensors(
             tensor = tensor[:, None]
         elif name.endswith("A_log"):
             tensor = tensor.view(1, 1, config.kda_heads, 1)
-        shaped[name] = tensor.to(dtype).contiguous()
+        shaped[name] = tensor.contiguous() if tensor.dtype == torch.uint8 else tensor.to(dtype).contiguous()
     return shaped
 
 

@@ -1,16 +1,38 @@
 """Random models for tests: small configs of both gates with weights of realistic scales."""
 
-import math
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 import torch
 from torch import Tensor
 
 from forkpoint.model.config import ModelConfig
-from forkpoint.model.weights import expected_tensors
+from forkpoint.model.inventory import expected_tensors
+from forkpoint.model.random_weights import random_tensor
 
-Kind = Literal["bounded", "softplus"]
+Kind = Literal["bounded", "softplus", "kimi-linear", "k3"]
+"""Two gates with dense blocks; and the published architectures with all that they have."""
+EXPERTS: Final[dict[str, Any]] = {
+    "num_experts": 8,
+    "num_experts_per_token": 3,
+    "num_shared_experts": 1,
+    "moe_intermediate_size": 32,
+    "moe_renormalize": True,
+    "routed_scaling_factor": 2.446,
+    "first_k_dense_replace": 1,
+    "moe_layer_freq": 1,
+}
+MIXED: Final[dict[str, Any]] = {
+    "num_shared_experts": 2,
+    "routed_expert_hidden_size": 32,
+    "latent_moe_use_norm": True,
+    "routed_scaling_factor": 1.5,
+    "hidden_act": "situ",
+    "activation_situ_beta": 4.0,
+    "activation_situ_linear_beta": 25.0,
+    "attn_res_block_size": 2,
+}
+"""What K3 adds; a scaling factor of 1, as published, would hide that it is left out."""
 
 
 def random_config(
@@ -26,10 +48,11 @@ def random_config(
 ) -> ModelConfig:
     """A config with an MLA layer last in every four, or the 1-based `mla_layers`.
 
-    `bounded` has K3's gates (full-rank, q-lora, output gate), `softplus` Kimi Linear's (low-rank, plain q). `overrides`
-    are `config.json` fields; None removes one.
+    `bounded` has K3's gates (full-rank, q-lora, output gate), `softplus` Kimi Linear's (low-rank, plain q);
+    `kimi-linear` adds experts, `k3` a latent width for them, SiTU and Attention Residuals. `overrides` are
+    `config.json` fields; None removes one.
     """
-    bounded = kind == "bounded"
+    bounded = kind in ("bounded", "k3")
     mla = list(range(4, layers + 1, 4)) if mla_layers is None else list(mla_layers)
     linear: dict[str, Any] = {
         "head_dim": key_dim,
@@ -69,32 +92,16 @@ def random_config(
         "pad_token_id": 0,
         "linear_attn_config": linear,
     }
-    raw |= overrides
+    raw |= (EXPERTS if kind in ("kimi-linear", "k3") else {}) | (MIXED if kind == "k3" else {}) | overrides
     return ModelConfig.from_dict(
         {key: value for key, value in raw.items() if value is not None}, source=f"random {kind}"
     )
 
 
 def random_weights(config: ModelConfig, seed: int = 0) -> dict[str, Tensor]:
-    """bf16-valued fp32 weights under published names: projections N(0, 1/fan-in), norms near 1, A in 1..16."""
-    generator = torch.Generator().manual_seed(seed)
-    weights: dict[str, Tensor] = {}
-    for name, shape in expected_tensors(config).items():
-        tensor = torch.randn(shape, generator=generator)
-        if name.endswith("A_log"):
-            tensor = torch.empty(shape).uniform_(1.0, 16.0, generator=generator).log()
-        elif name.endswith("dt_bias"):
-            # fla's initialisation: the inverse softplus of a step between 1e-3 and 1e-1.
-            step = torch.empty(shape).uniform_(math.log(1e-3), math.log(1e-1), generator=generator).exp()
-            tensor = step + torch.log(-torch.expm1(-step))
-        elif "norm" in name:
-            tensor = 1 + 0.1 * tensor
-        elif "conv1d" in name:
-            tensor = 0.5 * tensor
-        elif "embed_tokens" not in name:
-            tensor = tensor * shape[1] ** -0.5
-        weights[name] = tensor.to(torch.bfloat16).float()
-    return weights
+    """bf16-valued fp32 weights under published names, in canonical shapes. K3's experts are MXFP4."""
+    packed = config.moe is not None and config.moe.latent_size is not None
+    return {name: random_tensor(name, shape, seed) for name, shape in expected_tensors(config, packed).items()}
 
 
 def fitted(device: torch.device | str, **sizes: Any) -> dict[str, Any]:

@@ -26,7 +26,7 @@ from google.api import field_behavior_pb2 as google_dot_api_dot_field__behavior_
 from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n)forkpoint/proto/forkpoint/v1/common.proto\x12\x0c\x66orkpoint.v1\x1a\x1fgoogle/api/field_behavior.proto\x1a\x1egoogle/protobuf/duration.proto\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\r\"`\n\x0c\x43hatMessages\x12\x31\n\x08messages\x18\x01 \x03(\x0b\x32\x19.forkpoint.v1.ChatMessageB\x04\xe2\x41\x01\x02\x12\x1d\n\x15\x61\x64\x64_generation_prompt\x18\x02 \x01(\x08\"4\n\x0b\x43hatMessage\x12\x12\n\x04role\x18\x01 \x01(\tB\x04\xe2\x41\x01\x02\x12\x11\n\ttext_utf8\x18\x02 \x01(\x0c\"\xd9\x01\n\x08Sampling\x12\x13\n\x0btemperature\x18\x01 \x01(\x02\x12\r\n\x05top_k\x18\x02 \x01(\x05\x12\x12\n\x05top_p\x18\x03 \x01(\x02H\x00\x88\x01\x01\x12\r\n\x05min_p\x18\x04 \x01(\x02\x12\x11\n\x04seed\x18\x05 \x01(\x03H\x01\x88\x01\x01\x12\x18\n\x10presence_penalty\x18\x06 \x01(\x02\x12\x19\n\x11\x66requency_penalty\x18\x07 \x01(\x02\x12\x1a\n\x12repetition_penalty\x18\x08 \x01(\x02\x12\x0f\n\x07grammar\x18\t \x01(\tB\x08\n\x06_top_pB\x07\n\x05_seed\"\x9f\x01\n\x10\x43heckpointPolicy\x12\x19\n\x0c\x65very_tokens\x18\x01 \x01(\x05H\x00\x88\x01\x01\x12\x13\n\x0bon_turn_end\x18\x02 \x01(\x08\x12\x37\n\x14recovery_time_target\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x11\n\tkeep_last\x18\x04 \x01(\x05\x42\x0f\n\r_every_tokens\":\n\x08ModelRef\x12\x14\n\x0cmodel_digest\x18\x01 \x01(\x0c\x12\x18\n\x10tokenizer_digest\x18\x02 \x01(\x0c\"8\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\x03\x12\x18\n\x10generated_tokens\x18\x02 \x01(\x03\"E\n\x06\x42udget\x12\x12\n\nmax_tokens\x18\x01 \x01(\x03\x12\x19\n\x0bused_tokens\x18\x02 \x01(\x03\x42\x04\xe2\x41\x01\x03\x12\x0c\n\x04\x65tag\x18\x03 \x01(\t*U\n\nDurability\x12\x1a\n\x16\x44URABILITY_UNSPECIFIED\x10\x00\x12\n\n\x06MEMORY\x10\x01\x12\x0f\n\x0bLOCAL_FSYNC\x10\x02\x12\x0e\n\nREPLICATED\x10\x03*7\n\x04Kind\x12\x14\n\x10KIND_UNSPECIFIED\x10\x00\x12\n\n\x06PROMPT\x10\x01\x12\r\n\tGENERATED\x10\x02*\x84\x01\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x08\n\x04STOP\x10\x01\x12\n\n\x06LENGTH\x10\x02\x12\r\n\tCANCELLED\x10\x03\x12\n\n\x06PAUSED\x10\x04\x12\x12\n\x0e\x42UDGET_REACHED\x10\x05\x12\x10\n\x0c\x43ONTEXT_FULL\x10\x06*B\n\nSeedPolicy\x12\x1b\n\x17SEED_POLICY_UNSPECIFIED\x10\x00\x12\x0b\n\x07INHERIT\x10\x01\x12\n\n\x06\x44\x45RIVE\x10\x02\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n)forkpoint/proto/forkpoint/v1/common.proto\x12\x0c\x66orkpoint.v1\x1a\x1fgoogle/api/field_behavior.proto\x1a\x1egoogle/protobuf/duration.proto\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\r\"\x9d\x01\n\x0c\x43hatMessages\x12\x31\n\x08messages\x18\x01 \x03(\x0b\x32\x19.forkpoint.v1.ChatMessageB\x04\xe2\x41\x01\x02\x12\x1d\n\x15\x61\x64\x64_generation_prompt\x18\x02 \x01(\x08\x12\x15\n\x08thinking\x18\x03 \x01(\x08H\x00\x88\x01\x01\x12\x17\n\x0fthinking_effort\x18\x04 \x01(\tB\x0b\n\t_thinking\"B\n\x0b\x43hatMessage\x12\x12\n\x04role\x18\x01 \x01(\tB\x04\xe2\x41\x01\x02\x12\x11\n\ttext_utf8\x18\x02 \x01(\x0c\x12\x0c\n\x04name\x18\x03 \x01(\t\"\xd9\x01\n\x08Sampling\x12\x13\n\x0btemperature\x18\x01 \x01(\x02\x12\r\n\x05top_k\x18\x02 \x01(\x05\x12\x12\n\x05top_p\x18\x03 \x01(\x02H\x00\x88\x01\x01\x12\r\n\x05min_p\x18\x04 \x01(\x02\x12\x11\n\x04seed\x18\x05 \x01(\x03H\x01\x88\x01\x01\x12\x18\n\x10presence_penalty\x18\x06 \x01(\x02\x12\x19\n\x11\x66requency_penalty\x18\x07 \x01(\x02\x12\x1a\n\x12repetition_penalty\x18\x08 \x01(\x02\x12\x0f\n\x07grammar\x18\t \x01(\tB\x08\n\x06_top_pB\x07\n\x05_seed\"\x9f\x01\n\x10\x43heckpointPolicy\x12\x19\n\x0c\x65very_tokens\x18\x01 \x01(\x05H\x00\x88\x01\x01\x12\x13\n\x0bon_turn_end\x18\x02 \x01(\x08\x12\x37\n\x14recovery_time_target\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x11\n\tkeep_last\x18\x04 \x01(\x05\x42\x0f\n\r_every_tokens\":\n\x08ModelRef\x12\x14\n\x0cmodel_digest\x18\x01 \x01(\x0c\x12\x18\n\x10tokenizer_digest\x18\x02 \x01(\x0c\"8\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\x03\x12\x18\n\x10generated_tokens\x18\x02 \x01(\x03\"E\n\x06\x42udget\x12\x12\n\nmax_tokens\x18\x01 \x01(\x03\x12\x19\n\x0bused_tokens\x18\x02 \x01(\x03\x42\x04\xe2\x41\x01\x03\x12\x0c\n\x04\x65tag\x18\x03 \x01(\t*U\n\nDurability\x12\x1a\n\x16\x44URABILITY_UNSPECIFIED\x10\x00\x12\n\n\x06MEMORY\x10\x01\x12\x0f\n\x0bLOCAL_FSYNC\x10\x02\x12\x0e\n\nREPLICATED\x10\x03*7\n\x04Kind\x12\x14\n\x10KIND_UNSPECIFIED\x10\x00\x12\n\n\x06PROMPT\x10\x01\x12\r\n\tGENERATED\x10\x02*\x84\x01\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x08\n\x04STOP\x10\x01\x12\n\n\x06LENGTH\x10\x02\x12\r\n\tCANCELLED\x10\x03\x12\n\n\x06PAUSED\x10\x04\x12\x12\n\x0e\x42UDGET_REACHED\x10\x05\x12\x10\n\x0c\x43ONTEXT_FULL\x10\x06*B\n\nSeedPolicy\x12\x1b\n\x17SEED_POLICY_UNSPECIFIED\x10\x00\x12\x0b\n\x07INHERIT\x10\x01\x12\n\n\x06\x44\x45RIVE\x10\x02\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -39,28 +39,28 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_CHATMESSAGE'].fields_by_name['role']._serialized_options = b'\342A\001\002'
   _globals['_BUDGET'].fields_by_name['used_tokens']._loaded_options = None
   _globals['_BUDGET'].fields_by_name['used_tokens']._serialized_options = b'\342A\001\003'
-  _globals['_DURABILITY']._serialized_start=872
-  _globals['_DURABILITY']._serialized_end=957
-  _globals['_KIND']._serialized_start=959
-  _globals['_KIND']._serialized_end=1014
-  _globals['_FINISHREASON']._serialized_start=1017
-  _globals['_FINISHREASON']._serialized_end=1149
-  _globals['_SEEDPOLICY']._serialized_start=1151
-  _globals['_SEEDPOLICY']._serialized_end=1217
+  _globals['_DURABILITY']._serialized_start=948
+  _globals['_DURABILITY']._serialized_end=1033
+  _globals['_KIND']._serialized_start=1035
+  _globals['_KIND']._serialized_end=1090
+  _globals['_FINISHREASON']._serialized_start=1093
+  _globals['_FINISHREASON']._serialized_end=1225
+  _globals['_SEEDPOLICY']._serialized_start=1227
+  _globals['_SEEDPOLICY']._serialized_end=1293
   _globals['_TOKENIDS']._serialized_start=124
   _globals['_TOKENIDS']._serialized_end=147
-  _globals['_CHATMESSAGES']._serialized_start=149
-  _globals['_CHATMESSAGES']._serialized_end=245
-  _globals['_CHATMESSAGE']._serialized_start=247
-  _globals['_CHATMESSAGE']._serialized_end=299
-  _globals['_SAMPLING']._serialized_start=302
-  _globals['_SAMPLING']._serialized_end=519
-  _globals['_CHECKPOINTPOLICY']._serialized_start=522
-  _globals['_CHECKPOINTPOLICY']._serialized_end=681
-  _globals['_MODELREF']._serialized_start=683
-  _globals['_MODELREF']._serialized_end=741
-  _globals['_USAGE']._serialized_start=743
-  _globals['_USAGE']._serialized_end=799
-  _globals['_BUDGET']._serialized_start=801
-  _globals['_BUDGET']._serialized_end=870
+  _globals['_CHATMESSAGES']._serialized_start=150
+  _globals['_CHATMESSAGES']._serialized_end=307
+  _globals['_CHATMESSAGE']._serialized_start=309
+  _globals['_CHATMESSAGE']._serialized_end=375
+  _globals['_SAMPLING']._serialized_start=378
+  _globals['_SAMPLING']._serialized_end=595
+  _globals['_CHECKPOINTPOLICY']._serialized_start=598
+  _globals['_CHECKPOINTPOLICY']._serialized_end=757
+  _globals['_MODELREF']._serialized_start=759
+  _globals['_MODELREF']._serialized_end=817
+  _globals['_USAGE']._serialized_start=819
+  _globals['_USAGE']._serialized_end=875
+  _globals['_BUDGET']._serialized_start=877
+  _globals['_BUDGET']._serialized_end=946
 # @@protoc_insertion_point(module_scope)

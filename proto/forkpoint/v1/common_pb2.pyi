@@ -154,16 +154,26 @@ Global___TokenIds: _TypeAlias = TokenIds  # noqa: Y015
 
 @_typing.final
 class ChatMessages(_message.Message):
-    """Messages that the model's chat template turns into token ids. Control ids come only from the template: text that
-    looks like a control token is plain text.
+    """Messages that the model's chat form turns into token ids. Control ids come only from the form: text, names and roles
+    that look like a control token are plain text.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
 
     MESSAGES_FIELD_NUMBER: _builtins.int
     ADD_GENERATION_PROMPT_FIELD_NUMBER: _builtins.int
+    THINKING_FIELD_NUMBER: _builtins.int
+    THINKING_EFFORT_FIELD_NUMBER: _builtins.int
     add_generation_prompt: _builtins.bool
     """end with the tokens that open the assistant's turn"""
+    thinking: _builtins.bool
+    """Whether the assistant thinks before it answers; unset: as the model was published. Refused when true and the model
+    does not think.
+    """
+    thinking_effort: _builtins.str
+    """How much it thinks: "low", "high" or "max". Said to the model where these messages stand; unset: the first messages
+    of a session say the model's default, later ones say nothing.
+    """
     @_builtins.property
     def messages(self) -> _containers.RepeatedCompositeFieldContainer[Global___ChatMessage]: ...
     def __init__(
@@ -171,12 +181,16 @@ class ChatMessages(_message.Message):
         *,
         messages: _abc.Iterable[Global___ChatMessage] | None = ...,
         add_generation_prompt: _builtins.bool = ...,
+        thinking: _builtins.bool | None = ...,
+        thinking_effort: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_thinking", b"_thinking", "thinking", b"thinking"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["add_generation_prompt", b"add_generation_prompt", "messages", b"messages"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_thinking", b"_thinking", "add_generation_prompt", b"add_generation_prompt", "messages", b"messages", "thinking", b"thinking", "thinking_effort", b"thinking_effort"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__thinking: _TypeAlias = _typing.Literal["thinking"]  # noqa: Y015
+    _WhichOneofArgType__thinking: _TypeAlias = _typing.Literal["_thinking", b"_thinking"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__thinking) -> _WhichOneofReturnType__thinking | None: ...
 
 Global___ChatMessages: _TypeAlias = ChatMessages  # noqa: Y015
 
@@ -188,19 +202,25 @@ class ChatMessage(_message.Message):
 
     ROLE_FIELD_NUMBER: _builtins.int
     TEXT_UTF8_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
     role: _builtins.str
-    """a role of the model's template, such as "user" """
+    """A role of the model's chat form: "system", "user", "assistant", "tool"; with the published models also
+    "tool_declare", whose text is a JSON list of tools and which comes before everything else.
+    """
     text_utf8: _builtins.bytes
     """UTF-8; anything else is NOT_UTF8"""
+    name: _builtins.str
+    """who speaks; of a "tool", which tool answers"""
     def __init__(
         self,
         *,
         role: _builtins.str = ...,
         text_utf8: _builtins.bytes = ...,
+        name: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["role", b"role", "text_utf8", b"text_utf8"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name", "role", b"role", "text_utf8", b"text_utf8"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

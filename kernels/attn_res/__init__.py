@@ -1,0 +1,1 @@
+"""Attention Residuals: a layer's input as a softmax mixture of earlier blocks' sums."""
