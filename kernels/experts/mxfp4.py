@@ -29,4 +29,5 @@ def unpack(values: Tensor, scales: Tensor) -> Tensor:
     codes = torch.stack([values & 15, values >> 4], dim=-1).flatten(-2).to(torch.int64)
     table = torch.tensor([*MAGNITUDES, *(-value for value in MAGNITUDES)], device=values.device)
     elements = table[codes]
-    return (elements.unflatten(-1, (-1, GROUP)) * scale_values(scales)[..., None]).flatten(-2)
+    grouped = elements.reshape(*scales.shape, GROUP)
+    return (grouped * scale_values(scales)[..., None]).reshape(elements.shape)

@@ -26,10 +26,10 @@ def experts_sum(x: Tensor, routes: Routes, weights: Experts, activation: Activat
     per_token = routes.experts.shape[1]
     outputs = x.new_empty((rows, per_token, width))
     for expert in torch.unique(routes.experts).tolist():
-        row, place = torch.nonzero(routes.experts == expert, as_tuple=True)
+        row, slot = torch.nonzero(routes.experts == expert, as_tuple=True)
         gate, up = linear(x[row], matrix(weights.gate_up, expert).to(x.dtype)).chunk(2, dim=1)
         down = matrix(weights.down, expert).to(x.dtype)
-        outputs[row, place] = linear(glu(gate, up, activation), down)
+        outputs[row, slot] = linear(glu(gate, up, activation), down)
     share = routes.weights.to(x.dtype)
     total = share[:, :1] * outputs[:, 0]
     for place in range(1, per_token):
