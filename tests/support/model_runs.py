@@ -1,6 +1,6 @@
 """Small drivers of a decoder for tests: sequences in slots, with pages dealt out of order."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -34,7 +34,7 @@ class ModelRun:
     def __init__(
         self,
         config: ModelConfig,
-        weights: dict[str, Tensor],
+        weights: Mapping[str, Tensor],
         device: torch.device | str = "cpu",
         slots: int = 4,
         tokens: int = 512,
