@@ -24,7 +24,10 @@ class FolderCheck:
 
 def check_folder(folder: Path | str, config: ModelConfig) -> FolderCheck:
     """Every problem that stands between a folder and being served, none of which hides another. Reads no weights."""
-    found = FolderCheck(problems=[str(feature) for feature in config.unsupported])
+    found = FolderCheck()
+    found.problems += [
+        f"{lacking.field}: {lacking.what} is not supported by this version" for lacking in config.unsupported
+    ]
     try:
         tensors = Checkpoint(folder)
         found.packed = any(name.endswith(PACKED_SUFFIX) for name in tensors)
