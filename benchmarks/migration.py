@@ -27,6 +27,7 @@ from forkpoint.client.generation import Generation
 from forkpoint.client.session import Session
 from forkpoint.ids import new_id
 from forkpoint.limits import PAGE_TOKENS
+from forkpoint.model.config import ModelConfig
 
 TINY: Final = Path(__file__).parents[1] / "model" / "tiny"
 LENGTHS: Final = (1 << 10, 1 << 12, 1 << 14, 1 << 16)
@@ -177,12 +178,13 @@ async def measure(folder: Path, model: Path, given: argparse.Namespace) -> list[
 
 def roomy(model: Path, folder: Path, tokens: int) -> Path:
     """The model, or a copy of it, whose context is at least so long: neither kind of layer minds."""
-    config = json.loads((model / "config.json").read_text())
-    if config["model_max_length"] >= tokens:
+    if ModelConfig.from_folder(model).context_limit >= tokens:
         return model
     copy = folder / model.name
     shutil.copytree(model, copy, ignore=shutil.ignore_patterns("*.py", "__pycache__"))
-    config["model_max_length"] = tokens
+    config = json.loads((model / "config.json").read_text())
+    text = config.get("text_config", config)
+    text["model_max_length" if "model_max_length" in text else "max_position_embeddings"] = tokens
     (copy / "config.json").write_text(json.dumps(config))
     return copy
 

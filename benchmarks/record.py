@@ -53,6 +53,14 @@ def commit() -> str:
     return _COMMIT
 
 
+def known_commit() -> str:
+    """The commit; where only a copy of the tree is, $FORKPOINT_COMMIT."""
+    try:
+        return commit()
+    except RuntimeError:
+        return os.environ.get("FORKPOINT_COMMIT", "unknown")
+
+
 def _described() -> str:
     call = ["git", "describe", "--always", "--dirty", "--abbrev=12"]
     try:

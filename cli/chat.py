@@ -7,7 +7,7 @@ import signal
 import sys
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 
-from forkpoint.cli.generate import stream_text
+from forkpoint.cli.elements import Elements
 from forkpoint.cli.names import short
 from forkpoint.cli.output import fail
 from forkpoint.cli.remote import add_remote, call
@@ -16,6 +16,7 @@ from forkpoint.cli.session_calls import make_workflow, new_session
 from forkpoint.cli.shown import enum_name
 from forkpoint.client.client import Client
 from forkpoint.client.errors import RemoteError
+from forkpoint.client.generation import Generation
 from forkpoint.client.session import Session
 
 PROMPT = "> "
@@ -29,6 +30,12 @@ def add_parser(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> 
     """Add `chat`."""
     parser = verbs.add_parser("chat", help="turns with a session, from a terminal or a pipe (one line a turn)")
     parser.add_argument("session", help="W/S; made when it does not exist. W alone: a new session")
+    parser.add_argument(
+        "--thinking",
+        choices=("shown", "hidden", "off"),
+        help="of a model that thinks before it answers; default: as it was published, shown",
+    )
+    parser.add_argument("--effort", choices=("low", "high", "max"), default="", help="how much it thinks")
     add_sampling(parser)
     add_remote(parser, with_json=False)
     parser.set_defaults(run=lambda arguments: call(arguments, _chat))
@@ -87,15 +94,30 @@ async def _turn(session: Session, line: str, turns: list[int], arguments: argpar
         else:
             print("no turn of this chat is left to take back", flush=True)
     else:
+        effort = "" if turns else arguments.effort  # said once: the model reads it again with every turn
         turns.append((await session.get()).head)
         generation = session.generate(
-            messages=[("user", line)], add_generation_prompt=True, **sampling_arguments(arguments)
+            messages=[("user", line)],
+            add_generation_prompt=True,
+            thinking=None if arguments.thinking is None else arguments.thinking != "off",
+            thinking_effort=effort,
+            **sampling_arguments(arguments),
         )
         with _interruptible(session):
-            await stream_text(generation)
+            await _show(generation, arguments.thinking)
         print(flush=True)
         if generation.finished is not None and enum_name(generation.finished, "reason") != "STOP":
             await _close_turn(session, enum_name(generation.finished, "reason"))
+
+
+async def _show(generation: Generation, thinking: str | None) -> None:
+    """Write the answer to stdout as it comes."""
+    elements = Elements(begins_thinking=thinking in ("shown", "hidden"), show_thinking=thinking != "hidden")
+    async for chunk in generation:
+        sys.stdout.buffer.write(elements.feed(chunk.text_utf8))
+        sys.stdout.buffer.flush()
+    sys.stdout.buffer.write(elements.flush())
+    sys.stdout.buffer.flush()
 
 
 @contextlib.contextmanager

@@ -46,15 +46,13 @@ def run(arguments: argparse.Namespace) -> int:
     config = config_of(arguments.model, "MODEL")
     memory = None if arguments.device_memory is None else parse_bytes(arguments.device_memory, "--device-memory")
     plan = make_plan(config, arguments.tokens, sessions=arguments.sessions)
-    problems = [f"{feature.field}: {feature.what} is not supported by this version" for feature in config.unsupported]
-    notes: list[str] = []
-    packed = is_packed(config)
+    packed, problems, notes = is_packed(config), list[str](), list[str]()
     if arguments.model not in GEOMETRIES:
-        # Late: a folder's files are read with torch's part of safetensors.
+        # Late: to look into files takes torch.
         from forkpoint.model.folder_check import check_folder
 
         found = check_folder(arguments.model, config)
-        packed, problems, notes = found.packed, problems + found.problems, found.notes
+        packed, problems, notes = found.packed, found.problems, found.notes
     sizes = weight_sizes(config, packed)
     fit = None if memory is None else DeviceFit(memory, sizes.device_bytes, plan.device_session, plan.sessions)
     if arguments.json:

@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -11,6 +11,7 @@ from forkpoint.model.inventory import PACKED_SUFFIX, SCALE_SUFFIX, expected_tens
 from forkpoint.parts import ITEM_BYTES
 
 EMBEDDING: Final = "embedding"
+HEAD: Final = "head"
 ROUTED: Final = "routed experts"
 
 
@@ -66,14 +67,16 @@ class WeightSizes:
         return dict(total)
 
 
-def weight_sizes(config: ModelConfig, packed: bool) -> WeightSizes:
-    """Sizes of a config's weights; `packed`: its routed experts are MXFP4."""
+def weight_sizes(
+    config: ModelConfig, packed: bool, kept_as: Callable[[str, Sequence[int]], str] = kept_dtype
+) -> WeightSizes:
+    """Sizes of a config's weights; `packed`: its routed experts are MXFP4; `kept_as`: dtype by name and shape."""
     tensors: Counter[str] = Counter()
     parameters: Counter[str] = Counter()
     kept: dict[str, Counter[str]] = {}
     for name, shape in expected_tensors(config, packed).items():
         kind, count = _kind(config, name), math.prod(shape)
-        dtype = kept_dtype(name, shape)
+        dtype = kept_as(name, shape)
         # Of Attention Residuals only the product of norm and projection is kept, a vector.
         nbytes = 0 if name.endswith("_res_proj.weight") else count * ITEM_BYTES[dtype]
         kept.setdefault(kind, Counter())[dtype] += nbytes
@@ -113,7 +116,7 @@ def _kind(config: ModelConfig, name: str) -> str:
         (".mlp.", "dense feed-forward"),
         ("_res_", "Attention Residuals"),
         ("embed_tokens", EMBEDDING),
-        ("lm_head", "head"),
+        ("lm_head", HEAD),
     ):
         if part in name:
             return kind

@@ -19,7 +19,7 @@ if "--dry" in sys.argv:
 import torch
 
 from benchmarks.kernels.run import Case, Mode, Run
-from benchmarks.record import RESULTS, Measurement, commit, save
+from benchmarks.record import RESULTS, Measurement, known_commit, save
 
 PARTS = ("kda-prefill", "kda-decode", "mla", "matmul", "norms", "sampler", "staging")
 
@@ -75,14 +75,6 @@ def measure(run: Run, parts: list[str], ends: float, keep: Path | None, facts: t
             if keep is not None:
                 save("kernels", rows, *facts, folder=keep)
     return rows
-
-
-def known_commit() -> str:
-    """The commit, also where only a copy of the tree is."""
-    try:
-        return commit()
-    except RuntimeError:
-        return os.environ.get("FORKPOINT_COMMIT", "unknown")
 
 
 def main() -> int:

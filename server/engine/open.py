@@ -7,7 +7,7 @@ import torch
 
 from forkpoint.errors import ConfigError
 from forkpoint.model.digest import LoadProgress
-from forkpoint.model.loading import load_model
+from forkpoint.model.loading import LoadedModel, load_model
 from forkpoint.model.state import StateTensors
 from forkpoint.model.tokenizer import Tokenizer
 from forkpoint.server.engine.base import ModelFacts
@@ -37,6 +37,13 @@ def open_engine(
             raise ConfigError(name, "open_engine", f"{value} is not positive")
     torch.set_num_threads(threads)
     model = load_model(model_folder, device, progress)
+    engine = engine_of(model, device, slots, pages, sabotage)
+    engine.warm_up()
+    return engine, model.tokenizer
+
+
+def engine_of(model: LoadedModel, device: str, slots: int, pages: int, sabotage: str | None = None) -> TorchEngine:
+    """A cold engine of a loaded model, with memory for its sequences on `device`."""
     facts = ModelFacts(
         model_digest=model.model_digest,
         tokenizer_digest=model.tokenizer_digest,
@@ -47,6 +54,4 @@ def open_engine(
         end_ids=model.end_ids,
     )
     tensors = StateTensors.allocate(model.layout, slots, pages, device)
-    engine = TorchEngine(facts, model.decoder, tensors, sabotage)
-    engine.warm_up()
-    return engine, model.tokenizer
+    return TorchEngine(facts, model.decoder, tensors, sabotage)

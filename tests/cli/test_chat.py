@@ -108,3 +108,8 @@ async def test_a_signal_wakes_the_chat_whenever_it_comes(monkeypatch: pytest.Mon
             assert await anext(lines) == "hello"
         assert wakeup.result() != -1
         await lines.aclose()
+
+
+def test_a_model_that_does_not_think_refuses_to_be_asked_for_it(cli: Cli) -> None:
+    assert "no thinking" in cli.error("chat", "talk/think", "--thinking", "hidden", stdin=b"x\n")
+    assert cli.text("chat", "talk/think", "--thinking", "off", "--max-tokens", "2", stdin=b"x\n")

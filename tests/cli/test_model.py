@@ -123,3 +123,46 @@ def test_a_published_geometry_is_looked_into_without_torch() -> None:
         [sys.executable, "-c", program], env={"PYTHONPATH": ":".join(sys.path)}, capture_output=True, check=False
     )
     assert result.returncode == 0 and b"49.12 B" in result.stdout, result.stderr
+
+
+def damage(folder: Path, name: str, change: dict[str, Any]) -> None:
+    """Changes fields of a JSON file; those of a text_config, where there is one."""
+    content = json.loads((folder / name).read_text())
+    content.get("text_config", content).update(change)
+    (folder / name).write_text(json.dumps(content))
+
+
+def test_every_problem_of_a_folder_is_in_one_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = made(tmp_path / "model")
+    damage(folder, "config.json", {"hidden_act": "gelu", "num_hidden_layers": 4})
+    damage(folder, "config.json", {"linear_attn_config": linear_of(folder, 4)})
+    damage(folder, "tokenizer_config.json", {"tokenizer_class": "OtherTokenizer"})
+    problems = inspected(capsys, str(folder), status=1)["problems"]
+    assert [problem for problem in problems if problem.startswith("text_config.hidden_act: the activation 'gelu'")]
+    assert "model.layers.4.self_attn.A_log is unexpected" in problems
+    assert [problem for problem in problems if problem.startswith("tokenizer_class (from ")]
+    assert main(["model", "inspect", str(folder)]) == 1
+    shown = capsys.readouterr().out
+    assert sum(line.startswith("problem: ") for line in shown.splitlines()) == len(problems)
+
+
+def linear_of(folder: Path, layers: int) -> dict[str, Any]:
+    """The folder's linear_attn_config, cut to the first layers."""
+    linear: dict[str, Any] = json.loads((folder / "config.json").read_text())["text_config"]["linear_attn_config"]
+    return {
+        key: [n for n in value if n <= layers] if key.endswith("layers") else value for key, value in linear.items()
+    }
+
+
+def test_a_folder_is_looked_into_without_its_weights(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = made(tmp_path / "model", geometry="kimi-linear")
+    (shard,) = folder.glob("*.safetensors")
+    with shard.open("r+b") as file:
+        begin = 8 + int.from_bytes(file.read(8), "little")
+        size = shard.stat().st_size
+        file.truncate(begin)
+        # A hole of the same length: no byte of a weight is left.
+        file.truncate(size)
+    assert inspected(capsys, str(folder))["problems"] == []
+    shard.unlink()
+    assert [shard.name in problem for problem in inspected(capsys, str(folder), status=1)["problems"]].count(True) == 1

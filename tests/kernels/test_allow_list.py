@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 
 from forkpoint.kernels.elementwise import GATE_ONE, pow2_fixed, sigmoid, silu, softplus
+from forkpoint.kernels.ffn.activation import Activation
+from forkpoint.kernels.ffn.naive import glu
 from forkpoint.kernels.matmul.naive import bmm_fixed, linear
 from forkpoint.kernels.norm.naive import SUM_BLOCK, row_sum
 from tests.support.kernels import at_offset, same_bytes
@@ -32,6 +34,11 @@ ALLOWED: dict[str, tuple[Op, bool]] = {
     "sigmoid": (sigmoid, False),
     "silu": (silu, False),
     "softplus": (softplus, False),
+    "maximum": (lambda x: torch.maximum(x, -0.5 * x), False),
+    "division": (lambda x: x / (1.5 - 0.5 * x), False),
+    "division by a number": (lambda x: x / 25.0, False),
+    "product and sum": (lambda x: 1.5 * x + x * (x - 2.5), False),
+    "situ": (lambda x: glu(x, 0.7 * x - 1.0, Activation("situ", 4.0, 25.0)), False),
 }
 
 
@@ -186,3 +193,46 @@ def test_integer_prefix_sums_are_exact_in_any_layout() -> None:
     assert int(expected.min()) > -(2**31)
     assert torch.equal(g.cumsum(1, dtype=torch.int32).to(torch.int64), expected)
     assert torch.equal(g.transpose(0, 2).contiguous().transpose(0, 2).cumsum(1, dtype=torch.int32).long(), expected)
+
+
+@pytest.mark.parametrize("width", [1, 8, 33, 256, 896])
+def test_a_stable_sort_of_a_row_depends_on_that_row_alone_and_keeps_the_order_of_equals(width: int) -> None:
+    """Few different values, zeros of both signs among them, so that most of a row ties with something."""
+    x = torch.randint(-3, 4, (300, width)).float() / 4.0
+    x[::2] *= -1.0
+
+    def ranked(rows: Tensor) -> Tensor:
+        return torch.sort(rows, dim=1, descending=True, stable=True).indices
+
+    def in_python(row: list[float]) -> list[int]:
+        return sorted(range(width), key=lambda place: -row[place])
+
+    whole = ranked(x)
+    assert whole[:7].tolist() == [in_python(row) for row in x[:7].tolist()]
+    for first, count in ((0, 1), (299, 1), (3, 2), (1, 17), (5, 250)):
+        assert torch.equal(ranked(x[first : first + count]), whole[first : first + count])
+        assert torch.equal(ranked(at_offset(x[first : first + count], 3)), whole[first : first + count])
+    assert torch.equal(ranked(x.t().contiguous().t()), whole)
+    torch.set_num_threads(1)
+    assert torch.equal(ranked(x), whole)
+
+
+def test_what_is_gathered_or_put_in_a_place_is_copied_bit_by_bit() -> None:
+    x, places = torch.randn(300, 896), torch.randint(896, (300, 16))
+    x[3, 5], x[4, 6] = -0.0, torch.nan
+    places[3, 0], places[4, 0] = 5, 6
+    gathered = x.gather(1, places)
+    rows = torch.arange(300)
+    assert same_bytes(gathered, torch.stack([x[rows, places[:, column]] for column in range(16)], dim=1))
+    assert same_bytes(x[17:18].gather(1, places[17:18]), gathered[17:18])
+    put = torch.full((300, 16, 896), torch.nan)
+    put[rows, places[:, 0] % 16] = x
+    assert same_bytes(put[rows, places[:, 0] % 16], x)
+
+
+def test_which_experts_are_asked_for_and_by_whom_is_exact() -> None:
+    asked = torch.randint(0, 40, (300, 8))
+    assert torch.unique(asked).tolist() == sorted({expert for row in asked.tolist() for expert in row})
+    row, place = torch.nonzero(asked == 7, as_tuple=True)
+    pairs = list(zip(row.tolist(), place.tolist(), strict=True))
+    assert pairs == [(r, p) for r in range(300) for p in range(8) if asked[r, p] == 7]

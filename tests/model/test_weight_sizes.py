@@ -1,8 +1,5 @@
 """Parameters and bytes of published models, and that a decoder keeps exactly the bytes that are told."""
 
-from collections.abc import Iterator
-from dataclasses import fields, is_dataclass
-
 import pytest
 import torch
 from torch import Tensor
@@ -14,6 +11,7 @@ from forkpoint.model.inventory import kept_dtype
 from forkpoint.model.state import TORCH_DTYPES
 from forkpoint.model.torch_kernels import TorchKernels
 from forkpoint.model.weight_sizes import weight_sizes
+from tests.support.held import held_tensors
 from tests.support.random_model import Kind, random_model
 
 
@@ -37,29 +35,11 @@ class KeptKernels(TorchKernels):
         return tensor.to(TORCH_DTYPES[kept_dtype(name, tensor.shape)])
 
 
-def held(thing: object, seen: set[int]) -> Iterator[Tensor]:
-    """Every tensor that `thing` holds, once each."""
-    if id(thing) in seen or isinstance(thing, TorchKernels | type | str | int | float):
-        return
-    seen.add(id(thing))
-    if isinstance(thing, Tensor):
-        yield thing
-    elif isinstance(thing, tuple | list):
-        for part in thing:
-            yield from held(part, seen)
-    elif is_dataclass(thing):
-        for field in fields(thing):
-            yield from held(getattr(thing, field.name), seen)
-    elif hasattr(thing, "__dict__"):
-        for part in vars(thing).values():
-            yield from held(part, seen)
-
-
 @pytest.mark.parametrize("kind", ["kimi-linear", "k3"])
 def test_a_decoder_keeps_as_many_bytes_as_are_told(kind: Kind) -> None:
     config, weights = random_model(kind)
     decoder = HybridDecoder(config, weights, kernels=KeptKernels(torch.device("cpu")))
-    kept = list(held(decoder, set()))
+    kept = list(held_tensors(decoder))
     sizes = weight_sizes(config, packed=kind == "k3")
     by_dtype = {name: sum(t.nbytes for t in kept if t.dtype == TORCH_DTYPES[name]) for name in TORCH_DTYPES}
     assert {name: count for name, count in by_dtype.items() if count} == sizes.device_bytes_by_dtype
