@@ -7,7 +7,6 @@ cache first, where the kernel lets go of them. Each load runs in a process of it
 import argparse
 import gc
 import json
-import os
 import subprocess
 import sys
 import tempfile
@@ -19,6 +18,7 @@ from typing import Final
 import torch
 
 from benchmarks.record import Measurement, write
+from benchmarks.serving.disk import forget, weight_files
 from forkpoint.model.checkpoint import Checkpoint
 from forkpoint.model.config import ModelConfig
 from forkpoint.model.decoder import HybridDecoder
@@ -28,17 +28,6 @@ from forkpoint.model.random_folder import RandomFolder
 
 BUFFER_BYTES: Final = 8 << 20
 SIZES: Final = GeometrySizes(layers=5, ffn=512, experts=32, vocab=16384)
-
-
-def drop(folder: Path) -> None:
-    """Ask the kernel to forget a folder's files."""
-    for path in folder.glob("*.safetensors"):
-        fd = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(fd)
-            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
-        finally:
-            os.close(fd)
 
 
 def read(folder: Path) -> None:
@@ -105,11 +94,10 @@ def figures(folder: Path, device: str, repeats: int) -> list[Measurement]:
     }
     for cold in (False, True):
         case = f"{total / 1e9:.2f} GB to {device}, {'cold' if cold else 'cached'}"
-        prepare = drop if cold else read
         seconds: dict[str, float] = {}
         for _ in range(repeats):
             for name, run in runs.items():
-                prepare(folder)
+                forget(weight_files(folder)) if cold else read(folder)
                 seconds[name] = min(seconds.get(name, float("inf")), run())
         rate = {name: total / 1e6 / found for name, found in seconds.items()}
         rows += [Measurement(case, name, "MB/s", rate[name], "read", rate["read"]) for name in rate]

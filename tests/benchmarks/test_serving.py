@@ -10,6 +10,7 @@ from benchmarks.serving.__main__ import measure
 from benchmarks.serving.disk import cached_share, forget, read_seconds, weight_files
 from benchmarks.serving.floor import StepFloor, counted_routes
 from benchmarks.serving.rates import Plan
+from benchmarks.serving.table import PAGE, filled
 from forkpoint.model.geometry_sizes import GeometrySizes, sized_config
 from forkpoint.model.loading import LoadedModel, load_model
 from forkpoint.model.random_folder import RandomFolder
@@ -106,3 +107,8 @@ def test_files_are_read_whole_and_may_be_forgotten(folder: Path, tmp_path: Path)
     forget(files)
     # A file system in memory forgets nothing.
     assert cached_share(files) in (0.0, 1.0, None)
+
+
+def test_the_page_in_the_repository_is_that_of_its_result_file() -> None:
+    page = PAGE.read_text(encoding="utf-8")
+    assert filled(page) == page

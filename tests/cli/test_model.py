@@ -1,6 +1,7 @@
 """`forkpoint model`: a folder of a published geometry is made, and a model is looked into without its weights."""
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -112,6 +113,15 @@ def test_a_question_that_makes_no_sense_is_one_line(
     capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], names: str
 ) -> None:
     assert f"error: CONFIG: {names}" in refusal(capsys, "inspect", *arguments)
+
+
+@pytest.mark.parametrize("name", ["kimi-linear", "k3"])
+def test_the_page_shows_what_is_printed(capsys: pytest.CaptureFixture[str], name: str) -> None:
+    page = (Path(__file__).resolve().parents[2] / "docs" / "models.md").read_text(encoding="utf-8")
+    arguments, block = re.findall(rf"<!-- inspect: ({name} [^\n]*) -->\n```\n(.*?)```\n<!-- end -->", page, re.DOTALL)[0]
+    assert main(["model", "inspect", *arguments.split()]) == 0
+    printed = [line.rstrip() for line in capsys.readouterr().out.rstrip().splitlines()]
+    assert block.splitlines() == printed
 
 
 def test_a_published_geometry_is_looked_into_without_torch() -> None:
