@@ -118,7 +118,8 @@ def test_a_question_that_makes_no_sense_is_one_line(
 @pytest.mark.parametrize("name", ["kimi-linear", "k3"])
 def test_the_page_shows_what_is_printed(capsys: pytest.CaptureFixture[str], name: str) -> None:
     page = (Path(__file__).resolve().parents[2] / "docs" / "models.md").read_text(encoding="utf-8")
-    arguments, block = re.findall(rf"<!-- inspect: ({name} [^\n]*) -->\n```\n(.*?)```\n<!-- end -->", page, re.DOTALL)[0]
+    shown = rf"<!-- inspect: ({name} [^\n]*) -->\n```\n(.*?)```\n<!-- end -->"
+    arguments, block = re.findall(shown, page, re.DOTALL)[0]
     assert main(["model", "inspect", *arguments.split()]) == 0
     printed = [line.rstrip() for line in capsys.readouterr().out.rstrip().splitlines()]
     assert block.splitlines() == printed

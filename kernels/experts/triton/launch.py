@@ -19,7 +19,7 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from forkpoint.kernels.experts.configs import BLOCK_K, BLOCK_K_PACKED, ExpertTile, ExpertTiles, tiles_for
-from forkpoint.kernels.experts.mxfp4 import GROUP
+from forkpoint.kernels.experts.format import GROUP
 from forkpoint.kernels.experts.triton.places import Places, sort_by_expert
 from forkpoint.kernels.experts.triton.products import combine_kernel, down_kernel, gate_up_kernel
 from forkpoint.kernels.experts.weights import ExpertMatrix, Experts

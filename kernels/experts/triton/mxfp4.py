@@ -3,9 +3,9 @@
 import triton
 import triton.language as tl
 
-from forkpoint.kernels.experts import mxfp4
+from forkpoint.kernels.experts import format
 
-GROUP = tl.constexpr(mxfp4.GROUP)
+GROUP = tl.constexpr(format.GROUP)
 UNBIAS = tl.constexpr(2.0**126)
 """An element's magnitude at the top of bf16's mantissa and the foot of its exponent is its value times 2^-126, 0.5
 among them: it becomes bf16's subnormal 2^-127."""
