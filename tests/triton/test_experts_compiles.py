@@ -25,10 +25,10 @@ def product(kind: str, tile: ExpertTile, packed: bool) -> Probe:
     types |= dict.fromkeys(("order", "tiles", "used"), "*i32")
     types |= {"x": "*bf16", "values": box, "scales": "*u8" if packed else "*bf16", "out": "*bf16"}
     constants: dict[str, Any] = {"BLOCK_M": tile.rows, "BLOCK_N": tile.columns, "BLOCK_K": block_k}
-    constants |= {"SWAPPED": tile.swapped, "PACKED": packed}
+    constants |= {"SWAPPED": tile.swapped, "PACKED": packed, "EVEN_K": True}
     if kind == "gate_up":
         types |= {"beta": "fp32", "linear_beta": "fp32"}
-        constants |= {"NAME": "situ" if packed else "silu", "CAPPED": packed, "EVEN_K": True}
+        constants |= {"NAME": "situ" if packed else "silu", "CAPPED": packed}
     else:
         types["x"] = f"tensordesc<bf16[{tile.rows},{block_k}]>"
     return Probe(

@@ -93,9 +93,16 @@ def _cut(matrix: ExpertMatrix, tile: ExpertTile) -> tuple[TensorDescriptor, Tens
     """(descriptor of a matrix's values, its scales or something in their place, constants of a launch)."""
     packed = matrix.scales is not None
     block_k = BLOCK_K_PACKED if packed else BLOCK_K
+    inputs = matrix.values.shape[2] * (2 if packed else 1)
     box = [tile.columns, block_k // 2 if packed else block_k]
     constants = {"BLOCK_M": tile.rows, "BLOCK_N": tile.columns, "BLOCK_K": block_k, "SWAPPED": tile.swapped}
-    constants |= {"PACKED": packed, "num_warps": tile.warps, "num_stages": tile.stages, "enable_fp_fusion": False}
+    constants |= {
+        "PACKED": packed,
+        "EVEN_K": inputs % block_k == 0,
+        "num_warps": tile.warps,
+        "num_stages": tile.stages,
+        "enable_fp_fusion": False,
+    }
     scales = matrix.values if matrix.scales is None else matrix.scales
     return TensorDescriptor.from_tensor(matrix.values.flatten(0, 1), box), scales, constants
 
@@ -110,8 +117,7 @@ def _gate_up(
     beta, linear_beta, capped = caps(activation)
     gate_up_kernel[(places.tiles.shape[0] * triton.cdiv(inner, tile.columns),)](
         x, values, scales, places.order, places.tiles, places.used, out, choices, experts, inputs, inner, x.stride(0),
-        per_token, beta, linear_beta, EVEN_K=inputs % constants["BLOCK_K"] == 0, NAME=activation.name, CAPPED=capped,
-        **constants,
+        per_token, beta, linear_beta, NAME=activation.name, CAPPED=capped, **constants,
     )  # fmt: skip
     return out
 

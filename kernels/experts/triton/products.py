@@ -16,19 +16,29 @@ STRIDE = tl.constexpr(FIELDS)
 
 
 @triton.jit
-def weights_at(
-    values, scales, row, k, all_rows, groups, ROWS: tl.constexpr, BLOCK_K: tl.constexpr, PACKED: tl.constexpr
-):
-    """bf16 [ROWS, BLOCK_K] of a matrix [all_rows, K] from (row, k) on; `values` is a TMA descriptor."""
+def groups_of(inputs, BLOCK_K: tl.constexpr, EVEN_K: tl.constexpr):
+    """Scales of a row, in a form that shows the compiler that those of one step are one aligned word, if they are."""
+    return inputs // BLOCK_K * (BLOCK_K // GROUP) if EVEN_K else inputs // GROUP
+
+
+@triton.jit
+def scales_at(scales, row, k, all_rows, groups, ROWS: tl.constexpr, BLOCK_K: tl.constexpr, PACKED: tl.constexpr):
+    """uint8 [ROWS, BLOCK_K / 32] of a matrix's scales, 1 beyond its end. Asked for a step ahead: they are too small to
+    be copied to shared memory by themselves, and would be waited for."""
     if PACKED:
         line = row + tl.arange(0, ROWS)
         group = k // GROUP + tl.arange(0, BLOCK_K // GROUP)
         inside = (line[:, None] < all_rows) & (group[None, :] < groups)
         scale = tl.load(scales + line.to(tl.int64)[:, None] * groups + group[None, :], mask=inside, other=127)
-        tile = decode(values.load([row, k // 2]), scale, ROWS, BLOCK_K)
     else:
-        tile = values.load([row, k])
-    return tile
+        scale = 0
+    return scale
+
+
+@triton.jit
+def weights_at(values, scale, row, k, ROWS: tl.constexpr, BLOCK_K: tl.constexpr, PACKED: tl.constexpr):
+    """bf16 [ROWS, BLOCK_K] of a matrix from (row, k) on; `values` is a TMA descriptor."""
+    return decode(values.load([row, k // 2]), scale, ROWS, BLOCK_K) if PACKED else values.load([row, k])
 
 
 @triton.jit(do_not_specialize=["choices"])
@@ -52,18 +62,23 @@ def gate_up_kernel(
     row = tl.load(order + place, mask=place < end, other=0) // per_token
     step = tl.arange(0, BLOCK_K)
     left = x + row.to(tl.int64)[:, None] * x_stride + step[None, :]
-    first, all_rows, groups = expert * 2 * outputs + column, experts * 2 * outputs, inputs // GROUP
+    first, all_rows, groups = expert * 2 * outputs + column, experts * 2 * outputs, groups_of(inputs, BLOCK_K, EVEN_K)
     gate = tl.zeros((BLOCK_N, BLOCK_M) if SWAPPED else (BLOCK_M, BLOCK_N), dtype=tl.float32)
     up = tl.zeros_like(gate)
+    gate_scale = scales_at(scales, first, 0, all_rows, groups, BLOCK_N, BLOCK_K, PACKED)
+    up_scale = scales_at(scales, first + outputs, 0, all_rows, groups, BLOCK_N, BLOCK_K, PACKED)
     for k in range(0, inputs, BLOCK_K):
+        next_gate = scales_at(scales, first, k + BLOCK_K, all_rows, groups, BLOCK_N, BLOCK_K, PACKED)
+        next_up = scales_at(scales, first + outputs, k + BLOCK_K, all_rows, groups, BLOCK_N, BLOCK_K, PACKED)
         inside = place[:, None] < end
         if not EVEN_K:
             inside = inside & (step[None, :] < inputs - k)
         a = tl.load(left + k, mask=inside, other=0.0)
-        b = weights_at(values, scales, first, k, all_rows, groups, BLOCK_N, BLOCK_K, PACKED)
+        b = weights_at(values, gate_scale, first, k, BLOCK_N, BLOCK_K, PACKED)
         gate = step_product(a, b, gate, SWAPPED)
-        b = weights_at(values, scales, first + outputs, k, all_rows, groups, BLOCK_N, BLOCK_K, PACKED)
+        b = weights_at(values, up_scale, first + outputs, k, BLOCK_N, BLOCK_K, PACKED)
         up = step_product(a, b, up, SWAPPED)
+        gate_scale, up_scale = next_gate, next_up
     value = activate(gate, up, beta, linear_beta, NAME, CAPPED)
     store_tile(out, value, place, column + tl.arange(0, BLOCK_N), end, outputs, outputs, SWAPPED)
 
@@ -71,7 +86,8 @@ def gate_up_kernel(
 @triton.jit(do_not_specialize=["choices"])
 def down_kernel(
     x, values, scales, order, tiles, used, out, choices, experts, inputs, outputs,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, SWAPPED: tl.constexpr, PACKED: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, EVEN_K: tl.constexpr, SWAPPED: tl.constexpr,
+    PACKED: tl.constexpr,
 ):  # fmt: skip
     """x w2 of one tile's rows and columns -> out [choices, outputs], in the order of the choices.
 
@@ -87,11 +103,14 @@ def down_kernel(
     begin = tl.load(tiles + tile * STRIDE + FIRST)
     place = begin + tl.arange(0, BLOCK_M)
     choice = tl.load(order + place, mask=place < tl.load(tiles + tile * STRIDE + END), other=choices)
-    first, all_rows, groups = expert * outputs + column, experts * outputs, inputs // GROUP
+    first, all_rows, groups = expert * outputs + column, experts * outputs, groups_of(inputs, BLOCK_K, EVEN_K)
     total = tl.zeros((BLOCK_N, BLOCK_M) if SWAPPED else (BLOCK_M, BLOCK_N), dtype=tl.float32)
+    scale = scales_at(scales, first, 0, all_rows, groups, BLOCK_N, BLOCK_K, PACKED)
     for k in range(0, inputs, BLOCK_K):
-        b = weights_at(values, scales, first, k, all_rows, groups, BLOCK_N, BLOCK_K, PACKED)
+        ahead = scales_at(scales, first, k + BLOCK_K, all_rows, groups, BLOCK_N, BLOCK_K, PACKED)
+        b = weights_at(values, scale, first, k, BLOCK_N, BLOCK_K, PACKED)
         total = step_product(x.load([begin, k]), b, total, SWAPPED)
+        scale = ahead
     store_tile(out, total, choice, column + tl.arange(0, BLOCK_N), choices, outputs, outputs, SWAPPED)
 
 
