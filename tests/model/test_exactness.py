@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from forkpoint.model.rows import RowBatch
-from tests.support.model_runs import ModelRun, logits_tolerance, random_ids
+from tests.support.distance import distance
+from tests.support.model_runs import ModelRun, random_ids
 from tests.support.random_model import Kind, fitted, random_model
 from tests.support.reference_model import reference_logits
 
@@ -64,7 +65,8 @@ def test_attention_residuals_in_blocks_of_any_size_are_right_and_exact(block: in
     run = ModelRun(config, weights, device, tokens=64)
     whole = run.consume([(0, ids)])
     expected = reference_logits(config.raw, weights, ids)
-    assert (whole.cpu() - expected).abs().max() <= logits_tolerance(device) * expected.abs().max()
+    far = distance(whole, expected)
+    assert far.within(config, device), far
     assert torch.equal(run.cut(1, ids, [7, 9, 1]), whole)
     packed = run.consume([(2, ids[:5]), (3, ids)])
     assert torch.equal(packed[5:], whole)
