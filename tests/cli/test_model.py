@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
 from forkpoint.cli.main import main
 from forkpoint.cli.model_report import parse_bytes
@@ -177,3 +179,13 @@ def test_a_folder_is_looked_into_without_its_weights(tmp_path: Path, capsys: pyt
     assert inspected(capsys, str(folder))["problems"] == []
     shard.unlink()
     assert [shard.name in problem for problem in inspected(capsys, str(folder), status=1)["problems"]].count(True) == 1
+
+
+def test_vision_tensors_are_a_note_and_no_problem(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = made(tmp_path / "model")
+    save_file({"vision_tower.patch_embed.proj.weight": torch.zeros(4, 3)}, folder / "vision.safetensors")
+    index = json.loads((folder / "model.safetensors.index.json").read_text())
+    index["weight_map"]["vision_tower.patch_embed.proj.weight"] = "vision.safetensors"
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    document = inspected(capsys, str(folder))
+    assert document["problems"] == [] and document["notes"] == ["1 vision tensors are skipped, this version reads text"]
