@@ -62,9 +62,10 @@ def run(arguments: argparse.Namespace) -> int:
         print()
         _print_weights(sizes)
         _print_sessions(plan)
-        if fit is not None:
-            print("\n".join(_fit_lines(fit)))
-        print("\n".join([*(f"note: {note}" for note in notes), *(f"problem: {problem}" for problem in problems)]))
+        for line in _fit_lines(fit) if fit is not None else ():
+            print(line)
+        for line in (*(f"note: {note}" for note in notes), *(f"problem: {problem}" for problem in problems)):
+            print(line)
     return 1 if problems or (fit is not None and fit.short_by) else 0
 
 

@@ -12,7 +12,8 @@ GENERATION_FILE: Final = "generation_config.json"
 
 def stop_ids(config: ModelConfig, folder: Path | str) -> tuple[int, ...]:
     """The config's ids, then those that only `generation_config.json` has. A folder need not have that file, nor the
-    file an `eos_token_id`. The tokenizer's own end-of-text token is none of them: K3's `[EOS]` never ends a turn.
+    file an `eos_token_id`. The tokenizer's own end-of-text token is none of them: K3's `[EOS]` is not what
+    ends its turns.
 
     Raises ModelConfigError for a malformed file and for an id outside the vocabulary.
     """

@@ -9,10 +9,10 @@ from typing import Protocol, Self
 from forkpoint.chat import Chat, PromptIds
 from forkpoint.errors import InvalidFieldError, NotUtf8Error, TokenOutOfRangeError
 from forkpoint.limits import DIGEST_BYTES
-from forkpoint.model.added_tokens import TokenizerConfig
-from forkpoint.model.chat import ROLES, refuse_thinking
 from forkpoint.model.config_fields import ModelConfigError
-from forkpoint.model.ranks import BYTE_VALUES, RANKS_FILE
+from forkpoint.model.text.added_tokens import TokenizerConfig
+from forkpoint.model.text.chat import ROLES, refuse_thinking
+from forkpoint.model.text.ranks import BYTE_VALUES, RANKS_FILE
 
 
 class Tokenizer(Protocol):
@@ -126,7 +126,7 @@ def load_tokenizer(folder: Path | str) -> Tokenizer:
     config = TokenizerConfig.from_folder(folder)
     if config.tokenizer_class == "TikTokenTokenizer":
         # Only such a folder needs the library: other models run where it is not installed.
-        from forkpoint.model.tiktoken_tokenizer import TiktokenTokenizer
+        from forkpoint.model.text.tiktoken_tokenizer import TiktokenTokenizer
 
         return TiktokenTokenizer.from_folder(folder)
     if config.tokenizer_class != ByteTokenizer.__name__:

@@ -3,9 +3,11 @@
 import torch
 from torch import Tensor
 
+from forkpoint.kernels.attn_res import triton as attn_res
+from forkpoint.kernels.experts.triton import launch as experts
 from forkpoint.kernels.experts.weights import Experts
 from forkpoint.kernels.ffn.activation import Activation
-from forkpoint.kernels.ffn.triton import sigmoid_gate, swiglu
+from forkpoint.kernels.ffn.triton import glu, sigmoid_gate
 from forkpoint.kernels.filters.triton import VOCABULARY_MAX
 from forkpoint.kernels.kda.triton import limits as kda_limits
 from forkpoint.kernels.matmul.triton import linear
@@ -13,6 +15,7 @@ from forkpoint.kernels.mla.triton.launch import RANK_MAX, ROPE_MAX
 from forkpoint.kernels.norm.triton import WIDTH_MAX, add_rms_norm, gated_rms_norm, rms_norm
 from forkpoint.kernels.per_head.triton import per_head_linear
 from forkpoint.kernels.router.routes import Router, Routes
+from forkpoint.kernels.router.triton import route
 from forkpoint.kernels.sampler.naive import SamplingRows
 from forkpoint.kernels.sampler.triton import sample
 from forkpoint.kernels.staging import triton as staging
@@ -42,6 +45,9 @@ def why_not(config: ModelConfig, capability: tuple[int, int]) -> str | None:
         return f"rows of {config.hidden_size} values: at most {WIDTH_MAX}"
     if config.vocab_size > VOCABULARY_MAX:
         return f"a vocabulary of {config.vocab_size}: at most {VOCABULARY_MAX}"
+    if (moe := config.moe) is not None:
+        width = moe.latent_size or config.hidden_size
+        return experts.why_not_sizes(moe.experts, moe.per_token, width, moe.intermediate_size)
     return None
 
 
@@ -87,18 +93,18 @@ class TritonKernels:
     def mix_norm(
         self, bank: Tensor, x: Tensor, delta: Tensor | None, mix: Tensor, weight: Tensor, eps: float
     ) -> tuple[Tensor, Tensor]:
-        raise NotImplementedError
+        return attn_res.mix_norm(bank, x, delta, mix, weight, eps, self.compute_dtype)
 
     def glu(self, gate: Tensor, up: Tensor, activation: Activation) -> Tensor:
-        return swiglu(gate, up)
+        return glu(gate, up, activation)
 
     def route(self, x: Tensor, router: Router) -> Routes:
-        raise NotImplementedError
+        return route(x, router)
 
     def experts_sum(
         self, x: Tensor, routes: Routes, weights: Experts, activation: Activation, shared: Tensor | None
     ) -> Tensor:
-        raise NotImplementedError
+        return experts.experts_sum(x, routes, weights, activation, shared)
 
     def gated(self, x: Tensor, gate: Tensor) -> Tensor:
         return sigmoid_gate(x, gate)

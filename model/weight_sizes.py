@@ -4,7 +4,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from forkpoint.model.config import ModelConfig
 from forkpoint.model.inventory import PACKED_SUFFIX, SCALE_SUFFIX, expected_tensors, kept_dtype
@@ -74,15 +74,17 @@ def weight_sizes(
     tensors: Counter[str] = Counter()
     parameters: Counter[str] = Counter()
     kept: dict[str, Counter[str]] = {}
+    of_one_expert: dict[str, _Counted] = {}
     for name, shape in expected_tensors(config, packed).items():
-        kind, count = _kind(config, name), math.prod(shape)
-        dtype = kept_as(name, shape)
-        # Of Attention Residuals only the product of norm and projection is kept, a vector.
-        nbytes = 0 if name.endswith("_res_proj.weight") else count * ITEM_BYTES[dtype]
-        kept.setdefault(kind, Counter())[dtype] += nbytes
-        if not name.endswith(SCALE_SUFFIX):
-            tensors[kind] += 1
-            parameters[kind] += 2 * count if name.endswith(PACKED_SUFFIX) else count
+        # K3 has half a million tensors in experts, and all of its experts are alike.
+        _, of_expert, rest = name.partition(".experts.")
+        matrix = rest.partition(".")[2]
+        counted = of_one_expert.get(matrix) or _counted(config, name, shape, kept_as)
+        if of_expert:
+            of_one_expert[matrix] = counted
+        tensors[counted.kind] += counted.tensors
+        parameters[counted.kind] += counted.parameters
+        kept.setdefault(counted.kind, Counter())[counted.dtype] += counted.nbytes
     return WeightSizes(
         tuple(
             WeightGroup(
@@ -95,6 +97,26 @@ def weight_sizes(
             for kind in kept
         )
     )
+
+
+class _Counted(NamedTuple):
+    """What one stored tensor adds to its group."""
+
+    kind: str
+    tensors: int
+    parameters: int
+    dtype: str
+    nbytes: int
+
+
+def _counted(
+    config: ModelConfig, name: str, shape: tuple[int, ...], kept_as: Callable[[str, Sequence[int]], str]
+) -> _Counted:
+    count, dtype = math.prod(shape), kept_as(name, shape)
+    # Of Attention Residuals only the product of norm and projection is kept, a vector.
+    nbytes = 0 if name.endswith("_res_proj.weight") else count * ITEM_BYTES[dtype]
+    own = 0 if name.endswith(SCALE_SUFFIX) else 1
+    return _Counted(_kind(config, name), own, own * count * (2 if name.endswith(PACKED_SUFFIX) else 1), dtype, nbytes)
 
 
 def _active(config: ModelConfig, kind: str, parameters: int) -> int:

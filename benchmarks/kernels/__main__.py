@@ -21,7 +21,7 @@ import torch
 from benchmarks.kernels.run import Case, Mode, Run
 from benchmarks.record import RESULTS, Measurement, known_commit, save
 
-PARTS = ("kda-prefill", "kda-decode", "mla", "matmul", "norms", "sampler", "staging")
+PARTS = ("kda-prefill", "kda-decode", "mla", "matmul", "norms", "experts", "sampler", "staging")
 
 
 def cases_of(part: str, run: Run) -> list[Case]:

@@ -48,7 +48,7 @@ def swiglu(run: Run, width: int) -> Rows:
     rows, width = (4, 128) if run.dry else (ROWS, width)
     both = run.random(rows, 2 * width)
     gate, up = both[:, :width], both[:, width:]
-    ours: list[Call] = [partial(ffn.swiglu, gate, up)]
+    ours: list[Call] = [partial(ffn.glu, gate, up)]
     found = run.compare({OURS: ours, "torch": [lambda: functional.silu(gate) * up]})
     floor = 6 * rows * width / COPY_BYTES_A_US
     yield timed(f"swiglu {rows} x {width}", "time", found[OURS], ("torch", found.get("torch")), floor)

@@ -16,8 +16,6 @@ from forkpoint.server.engine.batch import Sample, Work
 from forkpoint.server.engine.runner import TorchEngine
 
 GREEDY: Final = Sample(temperature=0.0, top_k=0, top_p=1.0, min_p=0.0, seed=0)
-WARM_STEPS: Final = 3
-"""Untimed steps of each batch, the last of which counts the experts."""
 
 
 @dataclass(frozen=True)
@@ -32,15 +30,17 @@ class Plan:
     """Timed steps of decode: whole tiles see all kinds of step equally."""
     runs: int
     """Timed prefills of each context, after one that compiles and warms."""
+    warm: int = TILE_TOKENS + 1
+    """Untimed steps of each batch before: one of them closes a tile. The last counts the experts."""
 
     def pages(self, context: int, batch: int) -> int:
         """Pages of a batch of sequences that share nothing."""
-        return batch * -(-(context + WARM_STEPS + self.steps) // PAGE_TOKENS)
+        return batch * -(-(context + self.warm + self.steps) // PAGE_TOKENS)
 
     def problem(self, limit: int) -> str | None:
         """Why this can't be measured on a model whose sessions have at most `limit` tokens."""
         for context in self.contexts:
-            if context % TILE_TOKENS or context + WARM_STEPS + self.steps > limit:
+            if context % TILE_TOKENS or context + self.warm + self.steps > limit:
                 return f"a context of {context} is no multiple of {TILE_TOKENS}, or too long for {limit} with its steps"
         least = min(self.chunk, self.steps, self.runs)
         return None if least > 0 else f"{least} is not positive"
@@ -77,7 +77,7 @@ class Rates:
         """`batch` sequences with pages of their own go on from one state, each with random tokens of its own, so that
         they part and choose experts of their own; each step samples."""
         sequences = [self._restored(captured) for _ in range(batch)]
-        for _ in range(WARM_STEPS - 1):
+        for _ in range(self.plan.warm - 1):
             self._step(sequences)
         with counted_routes(self.model) as routed:
             self._step(sequences)
@@ -85,7 +85,9 @@ class Rates:
         for sequence in sequences:
             self.engine.free(sequence)
         context = captured.grid_position
-        least = self.floor.decode(batch, context + WARM_STEPS + self.plan.steps // 2, routed.experts) / self.copy_rate
+        least = (
+            self.floor.decode(batch, context + self.plan.warm + self.plan.steps // 2, routed.experts) / self.copy_rate
+        )
         case = f"{self.name}, {batch:,} sequences of {context:,}"
         median = statistics.median(seconds)
         return [

@@ -1,1 +1,1 @@
-"""Elementwise parts of the feed-forward layer in Triton; the definition is silu(gate) * up."""
+"""Elementwise parts of the feed-forward layer: gated activations, plain torch and Triton."""

@@ -1,5 +1,6 @@
 """Checks of what a caller gives, before anything has a side effect."""
 
+import asyncio
 import math
 from collections.abc import Sequence
 
@@ -13,6 +14,7 @@ from forkpoint.errors import (
 )
 from forkpoint.ids import SessionName, check_id
 from forkpoint.limits import (
+    ENCODE_HERE_BYTES,
     FORK_CHILDREN_MAX,
     GENERATE_TOKENS_MAX,
     INPUT_TOKENS_MAX,
@@ -53,6 +55,14 @@ def input_ids(given: Input, codec: TextCodec, vocab_size: int) -> PromptIds:
     if (count := len(prompt.opening) + len(prompt.ids)) > INPUT_TOKENS_MAX:
         raise InvalidFieldError("input", f"{count} tokens, at most {INPUT_TOKENS_MAX}")
     return prompt
+
+
+async def prompt_of(given: Input, codec: TextCodec, vocab_size: int) -> PromptIds:
+    """As `input_ids`. The event loop serves others while long text is encoded."""
+    turns = () if given.chat is None else given.chat.turns
+    if len(given.text or b"") + sum(len(turn.text) for turn in turns) <= ENCODE_HERE_BYTES:
+        return input_ids(given, codec, vocab_size)
+    return await asyncio.to_thread(input_ids, given, codec, vocab_size)
 
 
 def check_tokens(token_ids: Sequence[int], vocab_size: int) -> None:

@@ -18,7 +18,7 @@ from forkpoint.limits import SESSION_QUEUE_MAX
 from forkpoint.server.session.api import AppendCall, AppendResult, GenerateCall, GenerateEvent, Reader
 from forkpoint.server.session.claims import Claims
 from forkpoint.server.session.generation import RunningGeneration
-from forkpoint.server.session.inputs import check_durability, check_generate, check_room, input_ids
+from forkpoint.server.session.inputs import check_durability, check_generate, check_room, prompt_of
 from forkpoint.server.session.live import LiveSession, Place
 from forkpoint.server.session.stream import GenerationStream
 from forkpoint.server.session.usage import UsageCounter
@@ -62,7 +62,7 @@ class Writers:
         check_durability(call.durability, self._core.catalog.durability)
         if call.input.token_ids is None and call.input.text is None and call.input.chat is None:
             raise InvalidFieldError("input", "nothing to append")
-        prompt = input_ids(call.input, self._core.codec, facts.vocab_size)
+        prompt = await prompt_of(call.input, self._core.codec, facts.vocab_size)
         return await self._core.tasks.run(self._append(call, prompt), f"append {call.name}")
 
     async def _append(self, call: AppendCall, prompt: PromptIds) -> AppendResult:
@@ -155,7 +155,7 @@ class Writers:
             if stored:
                 return await self._again(call)
             facts = self._core.engine.facts
-            prompt = input_ids(call.input, self._core.codec, facts.vocab_size)
+            prompt = await prompt_of(call.input, self._core.codec, facts.vocab_size)
             check_generate(call, facts.vocab_size)
             return await self._claims.owned(call.name, lambda live: self._begin(live, call, prompt))
 

@@ -57,6 +57,8 @@ PAGE_BYTES_MAX: Final = 2 * 1024 * 1024
 """A list call cuts its page here, whatever the page size asked for: a message must hold it."""
 LABELS_MAX: Final = 64
 LABEL_BYTES_MAX: Final = 256
+ENCODE_HERE_BYTES: Final = 16 * 1024
+"""Text that is made token ids of on the event loop: about 5 ms of its time. Longer text goes to a thread."""
 CHAT_NAME_BYTES_MAX: Final = 256
 """Name of a speaker or tool in a chat: a name, not a text."""
 PAGE_SIZE_DEFAULT: Final = 100

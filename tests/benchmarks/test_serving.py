@@ -10,6 +10,7 @@ from benchmarks.serving.__main__ import measure
 from benchmarks.serving.disk import cached_share, forget, read_seconds, weight_files
 from benchmarks.serving.floor import StepFloor, counted_routes
 from benchmarks.serving.rates import Plan
+from benchmarks.serving.table import PAGE, filled
 from forkpoint.model.geometry_sizes import GeometrySizes, sized_config
 from forkpoint.model.loading import LoadedModel, load_model
 from forkpoint.model.random_folder import RandomFolder
@@ -33,7 +34,7 @@ def model(folder: Path) -> LoadedModel:
 
 
 def test_every_case_has_a_figure_and_what_bounds_it(folder: Path) -> None:
-    plan = Plan(contexts=(16, 32), batches=(1, 3), chunk=16, steps=2, runs=1)
+    plan = Plan(contexts=(16, 32), batches=(1, 3), chunk=16, steps=2, runs=1, warm=2)
     rows = list(measure(folder, torch.device("cpu"), plan))
     found = [(row.case.split(", ", 1)[-1], row.metric) for row in rows[3:]]
     expected = []
@@ -87,9 +88,9 @@ def test_routes_are_counted_once_an_expert_and_layer_and_only_while_asked(model:
     ("plan", "problem"),
     [
         (Plan((24,), (1,), 16, 1, 1), "a context of 24"),
-        (Plan((16, 96), (1,), 16, 2, 1), "a context of 96"),
+        (Plan((16, 80), (1,), 16, 4, 1), "a context of 80"),
         (Plan((16,), (1,), 0, 1, 1), "0 is not positive"),
-        (Plan((16,), (1,), 16, 1, 1), None),
+        (Plan((16, 80), (1,), 16, 3, 1), None),
     ],
 )
 def test_a_plan_that_can_not_be_run_says_why(plan: Plan, problem: str | None) -> None:
@@ -106,3 +107,8 @@ def test_files_are_read_whole_and_may_be_forgotten(folder: Path, tmp_path: Path)
     forget(files)
     # A file system in memory forgets nothing.
     assert cached_share(files) in (0.0, 1.0, None)
+
+
+def test_the_page_in_the_repository_is_that_of_its_result_file() -> None:
+    page = PAGE.read_text(encoding="utf-8")
+    assert filled(page) == page

@@ -1,12 +1,15 @@
 """`forkpoint model`: a folder of a published geometry is made, and a model is looked into without its weights."""
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
 from forkpoint.cli.main import main
 from forkpoint.cli.model_report import parse_bytes
@@ -114,6 +117,16 @@ def test_a_question_that_makes_no_sense_is_one_line(
     assert f"error: CONFIG: {names}" in refusal(capsys, "inspect", *arguments)
 
 
+@pytest.mark.parametrize("name", ["kimi-linear", "k3"])
+def test_the_page_shows_what_is_printed(capsys: pytest.CaptureFixture[str], name: str) -> None:
+    page = (Path(__file__).resolve().parents[2] / "docs" / "models.md").read_text(encoding="utf-8")
+    shown = rf"<!-- inspect: ({name} [^\n]*) -->\n```\n(.*?)```\n<!-- end -->"
+    arguments, block = re.findall(shown, page, re.DOTALL)[0]
+    assert main(["model", "inspect", *arguments.split()]) == 0
+    printed = [line.rstrip() for line in capsys.readouterr().out.rstrip().splitlines()]
+    assert block.splitlines() == printed
+
+
 def test_a_published_geometry_is_looked_into_without_torch() -> None:
     program = (
         "import sys; sys.modules['torch'] = None\n"
@@ -166,3 +179,13 @@ def test_a_folder_is_looked_into_without_its_weights(tmp_path: Path, capsys: pyt
     assert inspected(capsys, str(folder))["problems"] == []
     shard.unlink()
     assert [shard.name in problem for problem in inspected(capsys, str(folder), status=1)["problems"]].count(True) == 1
+
+
+def test_vision_tensors_are_a_note_and_no_problem(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = made(tmp_path / "model")
+    save_file({"vision_tower.patch_embed.proj.weight": torch.zeros(4, 3)}, folder / "vision.safetensors")
+    index = json.loads((folder / "model.safetensors.index.json").read_text())
+    index["weight_map"]["vision_tower.patch_embed.proj.weight"] = "vision.safetensors"
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    document = inspected(capsys, str(folder))
+    assert document["problems"] == [] and document["notes"] == ["1 vision tensors are skipped, this version reads text"]

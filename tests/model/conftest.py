@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    from forkpoint.model.tiktoken_tokenizer import TiktokenTokenizer
+    from forkpoint.model.text.tiktoken_tokenizer import TiktokenTokenizer
 
 NEEDED = {
     "tiktoken": ["test_chat.py", "test_tiktoken.py"],

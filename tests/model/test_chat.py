@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from forkpoint.chat import Chat, ChatTurn, PromptIds
 from forkpoint.errors import InvalidFieldError, NotUtf8Error
-from forkpoint.model.tiktoken_tokenizer import SPLIT, TiktokenTokenizer
+from forkpoint.model.text.tiktoken_tokenizer import SPLIT, TiktokenTokenizer
 from tests.support.tiktoken_folder import FIRST, K3, KIMI_LINEAR, TOKENS, added, published_size_tokens, tokenizer_of
 
 STEADY = settings(deadline=None, derandomize=True, database=None, max_examples=60)

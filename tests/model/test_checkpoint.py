@@ -107,6 +107,18 @@ def test_a_tensor_outlasts_the_checkpoint_and_the_file(tmp_path: Path) -> None:
     assert torch.equal(tensor[1:], big[1:])
 
 
+def test_a_file_is_mapped_as_long_as_a_tensor_of_it_is_kept(tmp_path: Path) -> None:
+    file = tmp_path / "model.safetensors"
+    save_file({name: torch.arange(100_000, dtype=torch.int32) for name in "ab"}, file)
+    checkpoint, maps = Checkpoint(tmp_path), Path("/proc/self/maps")
+    assert str(file) not in maps.read_text()
+    part = checkpoint["a"][5:]
+    assert sum(str(file) in line for line in maps.read_text().splitlines()) == 1
+    assert torch.equal(part, torch.arange(5, 100_000, dtype=torch.int32))
+    del part
+    assert str(file) not in maps.read_text()
+
+
 def test_a_file_that_changes_between_check_and_reading_is_refused(tmp_path: Path) -> None:
     save_file({"t": torch.zeros(4)}, tmp_path / "model.safetensors")
     checkpoint = Checkpoint(tmp_path)

@@ -7,7 +7,9 @@ import pytest
 import torch
 
 from forkpoint.chat import Chat, ChatTurn
+from forkpoint.model.checkpoint import Checkpoint
 from forkpoint.model.config import ModelConfigError
+from forkpoint.model.digest import model_digest
 from forkpoint.model.loading import load_model
 from forkpoint.model.numerics import numerics_id
 from forkpoint.model.rows import RowBatch
@@ -35,6 +37,28 @@ def test_a_folder_gives_a_working_model(folder: Path) -> None:
     assert (len(model.model_digest), len(model.tokenizer_digest)) == (32, 32)
     assert model.numerics_id == numerics_id()
     assert load_model(folder).model_digest == model.model_digest
+
+
+def test_a_model_that_was_loaded_has_the_digest_of_its_folder_and_told_how_far_it_was(folder: Path) -> None:
+    told: list[tuple[int, int]] = []
+    model = load_model(folder, progress=lambda done, total: told.append((done, total)))
+    checkpoint = Checkpoint(folder)
+    assert model.model_digest == model_digest(model.config, checkpoint)
+    total = sum(checkpoint.spec(name).nbytes for name in checkpoint)
+    assert (len(told), told[-1]) == (len(checkpoint), (total, total))
+
+
+def test_a_loading_that_is_stopped_ends(folder: Path) -> None:
+    read: list[int] = []
+
+    def stop_at_the_third(done: int, total: int) -> None:
+        read.append(done)
+        if len(read) == 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        load_model(folder, progress=stop_at_the_third)
+    assert len(read) == 3
 
 
 def test_a_config_beyond_this_version_is_refused_before_weights_are_read(folder: Path) -> None:

@@ -1,6 +1,7 @@
 """Random model folders: loadable by the loader of published ones, equal for equal arguments, one shard in memory."""
 
 import json
+import math
 import shutil
 import weakref
 from collections import namedtuple
@@ -20,6 +21,8 @@ from forkpoint.model.geometry_sizes import GeometrySizes, sized_config
 from forkpoint.model.loading import load_model
 from forkpoint.model.random_folder import RandomFolder
 from forkpoint.model.weights import check_weights
+from forkpoint.server.engine.batch import Sample, Work
+from forkpoint.server.engine.open import open_engine
 from tests.support.random_model import random_weights
 
 TINY = GeometrySizes(layers=4, hidden=64, heads=2, ffn=32, experts=3, vocab=272)
@@ -111,3 +114,16 @@ def test_an_interrupted_folder_loads_nowhere(tmp_path: Path) -> None:
         folder_of("k3").write(tmp_path, stop)
     with pytest.raises(ConfigError, match=r"config\.json"):
         load_model(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["kimi-linear", "k3"])
+def test_a_model_that_never_stops_streams_bytes_that_vary(tmp_path: Path, name: str) -> None:
+    folder_of(name, never_stop=True).write(tmp_path)
+    engine, _ = open_engine(tmp_path, slots=1, pages=1)
+    sequence, token, found = engine.create(), 65, []
+    for position in range(24):
+        (sampled,) = engine.step([Work(sequence, position, (token,), Sample(0.0, 0, 1.0, 0.0, 0, logprobs=True))])
+        assert sampled is not None and sampled.logprob is not None and math.isfinite(sampled.logprob)
+        token = sampled.token_id
+        found.append(token)
+    assert max(found) < 256 and len(set(found)) > 4

@@ -14,10 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from forkpoint.errors import NotUtf8Error, TokenOutOfRangeError
-from forkpoint.model.added_tokens import AddedToken
 from forkpoint.model.config import ModelConfigError
-from forkpoint.model.ranks import read_ranks
-from forkpoint.model.tiktoken_tokenizer import PIECE_CHARACTERS, RUN_CHARACTERS, SPLIT, TiktokenTokenizer, pieces
+from forkpoint.model.text.added_tokens import AddedToken
+from forkpoint.model.text.ranks import read_ranks
+from forkpoint.model.text.tiktoken_tokenizer import PIECE_CHARACTERS, RUN_CHARACTERS, SPLIT, TiktokenTokenizer, pieces
 from forkpoint.model.tokenizer import load_tokenizer
 from tests.support.tiktoken_folder import FIRST, K3, KIMI_LINEAR, MERGES, TOKENS, added, tokenizer_of, write_tiktoken
 

@@ -11,8 +11,9 @@ from forkpoint.model.checkpoint import Checkpoint
 from forkpoint.model.config import ModelConfig
 from forkpoint.model.weights import check_weights
 from tests.oracles.with_transformers import transformers_logits
+from tests.support.distance import distance
 from tests.support.model_folder import write_folder
-from tests.support.model_runs import ModelRun, logits_tolerance, random_ids
+from tests.support.model_runs import ModelRun, random_ids
 from tests.support.random_model import fitted, random_config, random_weights
 
 
@@ -26,4 +27,5 @@ def test_logits_match_transformers(tmp_path: Path, device: torch.device) -> None
     expected = transformers_logits(folder, ids)
     run = ModelRun(ours, check_weights(ours, Checkpoint(folder)), device)
     logits = run.consume([(0, ids)])
-    assert (logits.cpu() - expected).abs().max() <= logits_tolerance(device) * expected.abs().max()
+    far = distance(logits, expected)
+    assert far.within(config, device), far

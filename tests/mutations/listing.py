@@ -2,6 +2,7 @@
 
 from typing import Final
 
+from tests.mutations.model_listing import MODELS
 from tests.mutations.mutation import Mutation
 from tests.mutations.redis_listing import REDIS
 
@@ -384,4 +385,4 @@ STORE_NODES: Final = (
     ),
 )
 
-MUTATIONS: Final = (*DURABILITY, *FENCING, *MOVES, *LOG, *STATE, *COLLECTION, *STORE_NODES, *REDIS)
+MUTATIONS: Final = (*DURABILITY, *FENCING, *MOVES, *LOG, *STATE, *COLLECTION, *STORE_NODES, *MODELS, *REDIS)

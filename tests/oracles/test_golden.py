@@ -8,9 +8,9 @@ import torch
 from safetensors.torch import load_file
 
 from tests.oracles.folders import published_logits, write_published
-from tests.oracles.golden import ORACLES, Golden, distance
+from tests.oracles.golden import ORACLES, Golden, agrees
 from tests.oracles.models import oracle_model
-from tests.support.model_runs import logits_tolerance
+from tests.support.distance import distance
 from tests.support.reference_model import reference_logits
 
 
@@ -21,7 +21,7 @@ def test_logits_match_another_implementations(tmp_path: Path, name: str, oracle:
     assert golden.token_ids == model.token_ids
     logits = published_logits(write_published(tmp_path, model), model.token_ids, device)
     far = distance(logits, golden.logits)
-    assert far.within(logits_tolerance(device)), far
+    assert agrees(name, far, device), far
 
 
 @pytest.mark.parametrize(("name", "oracle"), ORACLES)
@@ -31,4 +31,4 @@ def test_the_fp64_reference_agrees_with_another_implementation(tmp_path: Path, n
     tensors = {key: tensor for file in folder.glob("*.safetensors") for key, tensor in load_file(file).items()}
     logits = reference_logits(json.loads((folder / "config.json").read_text()), tensors, model.token_ids)
     far = distance(golden.logits, logits)
-    assert far.within(), far
+    assert agrees(name, far), far

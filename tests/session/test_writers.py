@@ -1,11 +1,14 @@
 """Append and Generate: one at a time, once per request id, checked before anything happens."""
 
 import asyncio
+import contextlib
+import threading
 
 import pytest
 
 from forkpoint.chat import Chat, ChatTurn
 from forkpoint.errors import (
+    ContextFullError,
     DurabilityNotReachedError,
     ForkpointError,
     InvalidFieldError,
@@ -18,11 +21,12 @@ from forkpoint.errors import (
     TokenOutOfRangeError,
 )
 from forkpoint.ids import SessionName
+from forkpoint.limits import ENCODE_HERE_BYTES
 from forkpoint.server.engine.batch import Sample
 from forkpoint.server.session import inputs
 from forkpoint.server.session.api import AppendCall, GenerateCall, Input
 from forkpoint.statestore.records import Durability
-from tests.support.hash_engine import VOCAB_SIZE, continuation
+from tests.support.hash_engine import VOCAB_SIZE, ByteCodec, continuation
 from tests.support.session_site import WORKFLOW, Running, key, until
 
 PROMPT = list(b"one two three four five six seven")
@@ -201,3 +205,19 @@ async def test_interleaved_appends_and_generations_equal_one_sequence(node: Runn
     view = await node.node.get_session(name)
     prompts = sum(turn % 5 + 1 for turn in range(12))
     assert (view.usage.prompt_tokens, view.usage.generated_tokens) == (prompts, len(log) - prompts)
+
+
+async def test_long_text_is_encoded_beside_the_event_loop(node: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tokenizer takes a third of a second for a megabyte; the loop has steps and streams to serve meanwhile."""
+    name, here = await node.session("s"), threading.get_ident()
+    seen: list[tuple[int, bool]] = []
+
+    def encode_text(codec: ByteCodec, text: bytes) -> list[int]:
+        seen.append((len(text), threading.get_ident() == here))
+        return list(text)
+
+    monkeypatch.setattr(ByteCodec, "encode_text", encode_text)
+    for size in (10, ENCODE_HERE_BYTES // 16, ENCODE_HERE_BYTES, ENCODE_HERE_BYTES + 1):
+        with contextlib.suppress(ContextFullError):
+            await node.node.append(AppendCall(name, Input(text=b"x" * size)))
+    assert seen == [(10, True), (1024, True), (ENCODE_HERE_BYTES, True), (ENCODE_HERE_BYTES + 1, False)]

@@ -5,8 +5,8 @@ from base64 import b64encode
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from forkpoint.model.added_tokens import AddedToken
-from forkpoint.model.tiktoken_tokenizer import TiktokenTokenizer
+from forkpoint.model.text.added_tokens import AddedToken
+from forkpoint.model.text.tiktoken_tokenizer import TiktokenTokenizer
 
 MERGES = (
     *(b" t", b"he", b"in", b" the", b"er", b"on", b'="', b'."', b" role", b"message", b"assistant", b"think", b"user"),

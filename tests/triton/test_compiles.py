@@ -131,18 +131,23 @@ SAMPLING: Final = [
     sampling(sampler, "survey", filters.WARPS, FILTERED=True),
     sampling(sampler, "draw", 8, FILTERED=True),
 ]
-SWIGLU: Final = Probe(
-    "swiglu",
-    KERNELS + "ffn.triton:swiglu_kernel",
-    {"gate": "*bf16", "up": "*bf16", "out": "*bf16", "gate_stride": "i32", "up_stride": "i32", "width": "i32"},
-    {"SILU": True, "BLOCK": 1024},
-    4,
-)
+GLU: Final = [
+    Probe(
+        f"glu {name}",
+        KERNELS + "ffn.triton:glu_kernel",
+        dict.fromkeys(("gate", "up", "out"), "*bf16")
+        | dict.fromkeys(("gate_stride", "up_stride", "width"), "i32")
+        | {"beta": "fp32", "linear_beta": "fp32"},
+        {"NAME": name, "CAPPED": True, "BLOCK": 1024},
+        4,
+    )
+    for name in ("silu", "situ", "sigmoid")
+]
 PRODUCTS: Final = [*(product(tile, "bf16") for tile in every_tile()), product(FP32, "fp32")]
 PIECES: Final = [in_pieces(tile) for tile in every_piece_tile()]
 NORMS: Final = [row_norm(128, "gated"), row_norm(2304, "add"), row_norm(7168, "add")]
 HEADS: Final = [by_head(tile) for tile in HEAD_TILES]
-PROBES: Final = [*PRODUCTS, *PIECES, *NORMS, *HEADS, *SAMPLING, SWIGLU]
+PROBES: Final = [*PRODUCTS, *PIECES, *NORMS, *HEADS, *SAMPLING, *GLU]
 
 
 @pytest.fixture(scope="module")

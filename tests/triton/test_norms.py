@@ -9,6 +9,8 @@ pytest.importorskip("triton", reason="triton is not installed")
 from forkpoint.kernels.elementwise import sigmoid, silu
 from forkpoint.kernels.embedding import triton as embedding
 from forkpoint.kernels.ffn import triton as ffn
+from forkpoint.kernels.ffn.activation import Activation
+from forkpoint.kernels.ffn.naive import glu
 from forkpoint.kernels.norm import naive
 from forkpoint.kernels.norm import triton as norm
 from tests.support.kernels import at_offset
@@ -114,11 +116,24 @@ def test_norms_say_why_they_refuse() -> None:
 def test_swiglu_is_the_definition_and_independent_of_the_batch(width: int, dtype: torch.dtype) -> None:
     both = rows(3, 2 * width, dtype)
     gate, up = both[:, :width], both[:, width:]
-    ours = ffn.swiglu(gate, up, torch.float32)
+    ours = ffn.glu(gate, up, dtype=torch.float32)
     definition = silu(gate.double()) * up.double()
     torch.testing.assert_close(ours.double(), definition, rtol=1e-5, atol=1e-30)
-    assert torch.equal(ffn.swiglu(gate[1:2], up[1:2], torch.float32), ours[1:2])
-    assert torch.equal(ffn.swiglu(gate, up), ours.to(dtype))
+    assert torch.equal(ffn.glu(gate[1:2], up[1:2], dtype=torch.float32), ours[1:2])
+    assert torch.equal(ffn.glu(gate, up), ours.to(dtype))
+
+
+def test_situ_is_the_definition_for_small_and_for_large_arguments_and_independent_of_the_batch() -> None:
+    """Near 0, where a tangent from exponentials loses its digits, at the border of the series, and where it is 1."""
+    scales = torch.tensor([1e-30, 1e-6, 1e-3, 1.0, 6.3, 100.0, 1e4], device=DEVICE)
+    gate, up = (
+        rows(7, 100, seed=seed).sign() * scales[:, None] * (1 + rows(7, 100, seed=5).abs() / 1e3) for seed in (1, 2)
+    )
+    for activation in (Activation("situ", 4.0, 25.0), Activation("situ", 1.5, None)):
+        ours = ffn.glu(gate, up, activation)
+        definition = glu(gate.double(), up.double(), activation)
+        torch.testing.assert_close(ours.double(), definition, rtol=1e-6, atol=1e-36)
+        assert torch.equal(ffn.glu(gate[2:3], up[2:3], activation), ours[2:3])
 
 
 @DTYPES

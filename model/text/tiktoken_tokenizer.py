@@ -12,9 +12,9 @@ import tiktoken
 from forkpoint.chat import Chat, PromptIds
 from forkpoint.errors import NotUtf8Error, TokenOutOfRangeError
 from forkpoint.limits import DIGEST_BYTES
-from forkpoint.model.added_tokens import AddedToken, TokenizerConfig
-from forkpoint.model.chat import ChatForm, ImForm, XtmlForm
-from forkpoint.model.ranks import read_ranks
+from forkpoint.model.text.added_tokens import AddedToken, TokenizerConfig
+from forkpoint.model.text.chat import ChatForm, ImForm, XtmlForm
+from forkpoint.model.text.ranks import read_ranks
 
 CONTROL_TOKENS: Final = 256
 """Control tokens above the ranks. Kimi Linear's own code makes two more, beyond the ids that its model has."""

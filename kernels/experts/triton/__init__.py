@@ -1,0 +1,1 @@
+"""The experts in Triton: rows sorted by expert, grouped products, and their weighted sum."""
