@@ -123,6 +123,12 @@ def test_without_thinking_an_answer_has_no_element_for_it() -> None:
     )
 
 
+def test_k3_numbers_the_answers_of_tools_anew_after_each_of_its_turns() -> None:
+    turns = [("tool", "a", "f"), ("tool", "b", "g"), ("assistant", "x"), ("tool", "c", "f"), ("tool", "d", "f")]
+    written = rendered(XTML, chat(*turns), at=1)
+    assert [part[0] for part in written.split(' index="')[1:]] == ["1", "2", "1", "2"]
+
+
 def test_k3_declares_tools_before_it_says_the_effort() -> None:
     text = json.dumps([{"type": "function", "function": {"name": "f", "description": "é ≤ <|sep|>"}}], indent=1)
     compact = '[{"function":{"description":"é ≤ <|sep|>","name":"f"},"type":"function"}]'
