@@ -92,6 +92,13 @@ def _swap_w1_and_w3(bench: Bench) -> None:
         bench.weights[name] = old[".".join(turned.get(piece, piece) for piece in part)]
 
 
+def _exchange_gates(bench: Bench) -> None:
+    """KDA and MLA layers have a g_proj of the same name and, in K3, of the same shape."""
+    kda, mla = (f"model.layers.{layer}.self_attn.g_proj.weight" for layer in (2, 3))
+    assert bench.weights[kda].shape == bench.weights[mla].shape
+    bench.weights[kda], bench.weights[mla] = bench.weights[mla], bench.weights[kda]
+
+
 def _swap_nibbles(packed: Tensor) -> Tensor:
     return (packed << 4) | (packed >> 4)
 
@@ -227,6 +234,7 @@ MISTAKES: Final[dict[str, tuple[tuple[str, ...], Change]]] = {
     "gate before norm in KDA": (K3, code(torch_kernels, "gated_rms_norm", _gate_before_norm)),
     "a silu as the gate of KDA": (LINEAR, code(torch_kernels, "gated_rms_norm", _silu_gate)),
     "no output gate in MLA": (K3, code(torch_kernels.TorchKernels, "gated", lambda self, x, gate: x)),
+    "output gates of KDA and MLA exchanged": (K3, _exchange_gates),
     "scores scaled by the width without position": (K3, decoder(_score_of_the_query_width)),
     "a normed bank": (K3, code(MixedStream, "open_block", _normed_bank)),
     "the mixture banked instead of the sum": (K3, code(DecoderLayer, "forward", _mixture_goes_on)),
