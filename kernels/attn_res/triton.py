@@ -29,13 +29,21 @@ WIDTH_MAX: Final = 2 * VALUES_A_WARP * WARPS_MAX
 
 
 @triton.jit
-def add_source(source, mixed, total, largest, mix, width, eps, LEVELS: tl.constexpr):
-    """(mixture [1, D], sum of shares, largest score) with one source more, the last two [1, 1]."""
-    scaled = source * tl.rsqrt(row_sum(source * source, 1, LEVELS) / width + eps)
-    score = row_sum(scaled * mix, 1, LEVELS)
+def two_sums(source, key, LEVELS: tl.constexpr):
+    """Sums of source^2 and of source * key [1, D], in one tree: [1] each."""
+    both = tl.permute(tl.join(source * source, source * key), (0, 2, 1))
+    sums = row_sum(tl.reshape(both, (2, 1 << LEVELS)), 2, LEVELS)
+    return tl.split(tl.reshape(sums, (1, 2)))
+
+
+@triton.jit
+def add_source(source, mixed, total, largest, key, width, eps, LEVELS: tl.constexpr):
+    """(mixture [1, D], sum of shares, largest score) with one source more, the last two [1]."""
+    squares, product = two_sums(source, key, LEVELS)
+    score = product * tl.rsqrt(squares / width + eps)
     new = tl.maximum(largest, score)
     kept, share = tl.exp(largest - new), tl.exp(score - new)
-    return mixed * kept + source * share, total * kept + share, new
+    return mixed * kept[:, None] + source * share[:, None], total * kept + share, new
 
 
 @triton.jit
@@ -49,8 +57,8 @@ def mix_norm_kernel(
     inside = column < width
     key = tl.load(mix + column, mask=inside, other=0.0).to(tl.float32)
     mixed = tl.zeros((1, 1 << LEVELS), dtype=tl.float32)
-    total = tl.zeros((1, 1), dtype=tl.float32)
-    largest = tl.full((1, 1), float("-inf"), dtype=tl.float32)
+    total = tl.zeros((1,), dtype=tl.float32)
+    largest = tl.full((1,), float("-inf"), dtype=tl.float32)
     place = bank + row * bank_row + column
     for _ in range(sources):
         source = tl.load(place, mask=inside, other=0.0).to(tl.float32)
@@ -63,7 +71,7 @@ def mix_norm_kernel(
         tl.store(total_out + row * width + column, rounded, mask=inside)
         source = rounded.to(tl.float32)
     mixed, total, largest = add_source(source, mixed, total, largest, key, width, eps, LEVELS)
-    mixed = mixed / total
+    mixed = mixed / total[:, None]
     value = mixed * tl.rsqrt(row_sum(mixed * mixed, 1, LEVELS) / width + eps)
     value = value * tl.load(weight + column, mask=inside, other=0.0).to(tl.float32)
     tl.store(out + row * width + column, value.to(out.dtype.element_ty), mask=inside)
