@@ -3,10 +3,11 @@
 import asyncio
 import contextlib
 import threading
+from collections.abc import AsyncIterator
 
 import pytest
 
-from forkpoint.chat import Chat, ChatTurn
+from forkpoint.chat import Chat, ChatTurn, PromptIds
 from forkpoint.errors import (
     ContextFullError,
     DurabilityNotReachedError,
@@ -25,6 +26,7 @@ from forkpoint.limits import ENCODE_HERE_BYTES
 from forkpoint.server.engine.batch import Sample
 from forkpoint.server.session import inputs
 from forkpoint.server.session.api import AppendCall, GenerateCall, Input
+from forkpoint.server.session.claims import Claims
 from forkpoint.statestore.records import Durability
 from tests.support.hash_engine import VOCAB_SIZE, ByteCodec, continuation
 from tests.support.session_site import WORKFLOW, Running, key, until
@@ -221,3 +223,24 @@ async def test_long_text_is_encoded_beside_the_event_loop(node: Running, monkeyp
         with contextlib.suppress(ContextFullError):
             await node.node.append(AppendCall(name, Input(text=b"x" * size)))
     assert seen == [(10, True), (1024, True), (ENCODE_HERE_BYTES, True), (ENCODE_HERE_BYTES + 1, False)]
+
+
+@pytest.mark.parametrize("is_found", [True, False])
+async def test_a_repeated_append_of_a_logs_first_messages_has_the_ids_that_were_stored(
+    node: Running, monkeypatch: pytest.MonkeyPatch, is_found: bool
+) -> None:
+    """Also when the store alone knows that it is one, since another node executed it meanwhile."""
+    monkeypatch.setattr(ByteCodec, "render_chat", lambda codec, chat: PromptIds((1, 2), opening=(9,)))
+    name, given = await node.session("s"), Input(chat=Chat((ChatTurn("user", b"x"),)))
+    first = await node.node.append(AppendCall(name, given, request=key("a")))
+    assert (await node.node.append(AppendCall(name, given, request=key("b")))).token_ids == (1, 2)
+
+    @contextlib.asynccontextmanager
+    async def unknown(claims: Claims, request: object) -> AsyncIterator[bool]:
+        yield False
+
+    if not is_found:
+        monkeypatch.setattr(Claims, "request", unknown)
+    again = await node.node.append(AppendCall(name, given, request=key("a")))
+    assert (again.outcome.replayed, again.outcome.start) == (True, 0)
+    assert again.token_ids == first.token_ids == (9, 1, 2)
