@@ -15,6 +15,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as `forkpoint serve` does, before torch is imported
+
 import torch
 
 from benchmarks.record import Measurement, write
@@ -37,6 +39,18 @@ def read(folder: Path) -> None:
         with path.open("rb", buffering=0) as file:
             while file.readinto(buffer):
                 pass
+
+
+def through(folder: Path, config: ModelConfig, digest: bool) -> None:
+    """What a load costs the host of a device: each tensor mapped, hashed if asked to, and copied once as it is."""
+    source = Checkpoint(folder)
+    tensors = DigestedTensors(source) if digest else source
+    buffer = torch.empty(max(source.spec(name).nbytes for name in source), dtype=torch.uint8)
+    for name in source:
+        data = tensors[name].reshape(-1).view(torch.uint8)
+        buffer[: data.numel()].copy_(data)
+    if isinstance(tensors, DigestedTensors):
+        tensors.model_digest(config)
 
 
 def load(folder: Path, device: str, digest: bool) -> dict[str, float]:
@@ -89,6 +103,8 @@ def figures(folder: Path, device: str, repeats: int) -> list[Measurement]:
     runs: dict[str, Callable[[], float]] = {
         "read": lambda: timed(lambda: read(folder)),
         "digest": lambda: timed(lambda: model_digest(config, Checkpoint(folder))),
+        "map and copy": lambda: timed(lambda: through(folder, config, False)),
+        "map, hash and copy": lambda: timed(lambda: through(folder, config, True)),
         "load without digest": lambda: in_process(folder, device, False)["seconds"],
         "load": lambda: in_process(folder, device, True)["seconds"],
     }

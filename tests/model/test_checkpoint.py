@@ -119,6 +119,16 @@ def test_a_file_is_mapped_as_long_as_a_tensor_of_it_is_kept(tmp_path: Path) -> N
     assert str(file) not in maps.read_text()
 
 
+@pytest.mark.parametrize("kind", ["kimi-linear", "k3"])
+def test_a_model_keeps_no_mapping_of_the_files_that_it_was_loaded_from(kind: Any, tmp_path: Path) -> None:
+    """Else its weights would change with the files, and its digest would not."""
+    config, weights = random_model(kind, vocab_size=272)
+    write_folder(tmp_path, config, weights, torch.float32)  # as the kernels of a CPU keep them
+    model = load_model(tmp_path)
+    assert str(tmp_path) not in Path("/proc/self/maps").read_text()
+    assert torch.equal(model.decoder.head, weights["lm_head.weight"])
+
+
 def test_a_file_that_changes_between_check_and_reading_is_refused(tmp_path: Path) -> None:
     save_file({"t": torch.zeros(4)}, tmp_path / "model.safetensors")
     checkpoint = Checkpoint(tmp_path)
