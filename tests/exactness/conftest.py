@@ -8,28 +8,29 @@ import torch
 from tests.support.lab import Model
 from tests.support.random_model import Kind, fitted, random_model
 
-SEEDS = {"bounded": 1, "bounded-uneven": 2, "softplus": 3, "softplus-uneven": 4}
+KINDS: dict[str, Kind] = {
+    "kimi-linear": "kimi-linear",
+    "k3-uneven": "k3",
+    "bounded-wide": "bounded",
+    "softplus-wide": "softplus",
+}
 
 
 @cache
 def build(name: str, device: torch.device) -> Model:
-    """Both gates, K = V and K != V (on a GPU: two heads and three); `wide` has the published head size."""
-    kind: Kind = "softplus" if "softplus" in name else "bounded"
-    if name.endswith("-wide"):
-        config, weights = random_model(kind, **fitted(device, key_dim=128), seed=5)
-    else:
-        value_dim = 24 if name.endswith("-uneven") else None
-        config, weights = random_model(kind, **fitted(device, value_dim=value_dim), seed=SEEDS[name])
+    """`uneven`: K != V (on a GPU: three heads instead of two). `wide`: the published head size."""
+    sizes = {"key_dim": 128} if name.endswith("-wide") else {"value_dim": 24 if name.endswith("-uneven") else None}
+    config, weights = random_model(KINDS[name], **fitted(device, **sizes), seed=5)
     return Model(config, weights, device)
 
 
-@pytest.fixture(params=["bounded", "bounded-uneven", "softplus", "softplus-uneven"])
+@pytest.fixture(params=["kimi-linear", "k3-uneven"])
 def model(request: pytest.FixtureRequest, device: torch.device) -> Model:
-    """Each of four small random models, 4 layers: KDA, KDA, KDA, MLA."""
+    """Both architectures with all that they have, small: KDA with a dense block, KDA, KDA, MLA; K3 in two blocks."""
     return build(request.param, device)
 
 
 @pytest.fixture(params=["bounded-wide", "softplus-wide"])
 def wide_model(request: pytest.FixtureRequest, device: torch.device) -> Model:
-    """Models with K = V = 128, as published."""
+    """K = V = 128, as published, with both gates; dense blocks."""
     return build(request.param, device)
