@@ -37,7 +37,7 @@ ROOMS = {
     "src/forkpoint": room(),
     "proto": room(third=("grpc", "google")),
     "kernels": room(third=("torch", "triton")),
-    "model": room("kernels", third=("torch", "safetensors", "tokenizers", "tiktoken", "blake3")),
+    "model": room("kernels", third=("torch", "safetensors", "tiktoken", "blake3")),
     "model/tiny/train.py": room("model", third=("torch", "safetensors", "fla", "triton")),
     "statestore": room("proto", third=("apsw", "redis", "zstandard", "blake3", "google")),
     "server/engine": room("model", "kernels", third=("torch",)),
