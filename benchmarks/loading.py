@@ -7,6 +7,7 @@ cache first, where the kernel lets go of them. Each load runs in a process of it
 import argparse
 import gc
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -14,8 +15,6 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final
-
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as `forkpoint serve` does, before torch is imported
 
 import torch
 
@@ -86,7 +85,9 @@ def kept_on_cpu() -> int:
 def in_process(folder: Path, device: str, digest: bool) -> dict[str, float]:
     """`load` in a process of its own."""
     command = [sys.executable, "-m", "benchmarks.loading", str(folder), "--device", device, "--one", str(int(digest))]
-    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    # As `forkpoint serve` has it: threads that wait sleep. torch reads this when it is imported.
+    environment = {"OMP_WAIT_POLICY": "PASSIVE", **os.environ}
+    done = subprocess.run(command, check=True, capture_output=True, text=True, env=environment)
     return dict(json.loads(done.stdout.splitlines()[-1]))
 
 
