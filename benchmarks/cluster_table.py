@@ -9,7 +9,7 @@ from benchmarks.record import RESULTS
 from benchmarks.store.table import table
 
 PAGE: Final = Path(__file__).parents[1] / "docs" / "performance-cluster.md"
-NAMES: Final = ("migration", "migration-h200", "recovery")
+NAMES: Final = ("migration", "migration-h200", "recovery", "replay")
 NOT_RUN: Final = "Not measured yet."
 
 
