@@ -23,7 +23,6 @@ from forkpoint.server.session.live import LiveSession, Place
 from forkpoint.server.session.owner import NameLocks, Owners
 from forkpoint.server.session.settle import Settler
 from forkpoint.statestore.records import FinishReason, RequestKey
-from forkpoint.statestore.rules import check_epoch
 
 T = TypeVar("T")
 
@@ -175,7 +174,8 @@ class Claims:
         """Ask the store before an answer is given from this node's memory alone: it may have lost the session without
         having heard of it. Raises StaleEpochError, which `owned` sees to."""
         row = await self.core.catalog.get_session(live.name)
-        check_epoch(live.name, live.epoch, row.epoch)
+        if row.epoch != live.epoch or row.owner != self.core.incarnation:
+            raise StaleEpochError(str(live.name), live.epoch, row.epoch)
 
     def doubt(self, live: LiveSession) -> None:
         """The store may hold something else than this node knows: let the loop compare."""

@@ -38,7 +38,7 @@ class Quarantine:
 
     async def unreadable(self, live: LiveSession, error: ForkpointError) -> None:
         """The session's log is damaged, as a restore, a commit or a look found. Its readers are told at once."""
-        if await self._lost_its_end(live):
+        if await self._is_another(live):
             return
         live.failed_at = max(live.failed_at, live.head)
         live.recoveries += 1
@@ -47,12 +47,20 @@ class Quarantine:
         else:
             self._core.back_off(live, error)
 
-    async def _lost_its_end(self, live: LiveSession) -> bool:
-        """A log that is shorter than it was is no damaged one: what is left of it goes on."""
+    async def _is_another(self, live: LiveSession) -> bool:
+        """A log that is not the one which was known here is no damaged one: the store lost its end, or all that this
+        node wrote since it took the session. What is left goes on, here or where it was taken meanwhile."""
         try:
-            return await self._core.drop_if_ahead(live, await self._core.catalog.get_session(live.name))
+            row = await self._core.catalog.get_session(live.name)
         except ForkpointError:
             return False  # the next look finds it
+        if row.epoch != live.epoch or row.owner != self._core.incarnation:
+            await self._core.drop(live, SessionRelocatingError(str(live.name), "another node", ""))
+        elif row.branch != live.row.branch:
+            await self._core.drop_lost(live, "its branch")
+        else:
+            return await self._core.drop_if_ahead(live, row)
+        return True
 
     async def _isolate(self, live: LiveSession, error: ForkpointError) -> None:
         """Give the session up for good. What the store holds of it stays."""

@@ -45,10 +45,11 @@ class Settler:
         """Between steps, after a lost answer: take what the store holds and this node does not know. Raises what the
         store raises."""
         row = await self._core.catalog.get_session(live.name)
-        if row.epoch != live.epoch:
+        # The same epoch twice: the store lost that this node took it, and another one did.
+        if row.epoch != live.epoch or row.owner not in ("", self._core.incarnation):
             await self.lost(live)
             return
-        if row.owner != self._core.incarnation or row.state is not SessionState.ACTIVE:
+        if not row.owner or row.state is not SessionState.ACTIVE:
             await self._core.drop(live, SessionPausedError(str(live.name)))
             return
         if await self._core.drop_if_ahead(live, row):

@@ -9,12 +9,19 @@ from typing import TypeVar
 import pytest
 
 from forkpoint.clock import SystemClock
-from forkpoint.errors import LogTailMissingError, SessionBusyError, StoreUnavailableError, UnavailableError
+from forkpoint.errors import (
+    LogTailMissingError,
+    SessionBusyError,
+    SessionRelocatingError,
+    StoreUnavailableError,
+    UnavailableError,
+)
 from forkpoint.ids import SessionName
 from forkpoint.server.engine.batch import Sample
 from forkpoint.server.session.api import AppendCall, GenerateCall, Input
 from forkpoint.statestore.memory.catalog import MemoryCatalog
 from forkpoint.statestore.memory.store import MemoryTables
+from forkpoint.statestore.records import SessionState
 from tests.support.hash_engine import continuation
 from tests.support.session_site import FAST, Running, Site, background, key, until
 
@@ -133,6 +140,30 @@ async def test_a_restore_that_finds_less_than_the_node_knew_quarantines_nothing(
         await memory.generate(GenerateCall(name, key("g"), max_tokens=9))
     read = await memory.generate(GenerateCall(name, key("g"), max_tokens=9))
     assert read.tokens == continuation(KEPT, 9, GREEDY)[0]
+
+
+@pytest.mark.parametrize("resident", [True, False])
+async def test_a_session_whose_taking_was_lost_belongs_to_who_took_it_then(memory: Running, resident: bool) -> None:
+    """Under the same epoch: the store had lost the first node's when the second one took it."""
+    name = await memory.session("s")
+    tables = replica(memory)
+    await memory.append(name, KEPT + LOST)
+    await memory.idle(name)
+    if not resident:
+        await memory.node._core.discard(memory.node._core.lives[name])
+    fail_over(memory, tables)
+    other = await memory.site.node()
+    await other.append(name, LATER)
+    row = await memory.catalog.get_session(name)
+    assert (row.owner, row.epoch) == (other.node.incarnation, memory.node._core.lives[name].epoch)
+    with pytest.raises((SessionRelocatingError, UnavailableError)):
+        await memory.node.create_checkpoint(name, "c", key("c"))
+    await until(lambda: name not in memory.node._core.lives)
+    assert memory.node.counters.sessions_quarantined == 0
+    assert (await memory.catalog.get_session(name)).state is SessionState.ACTIVE
+    assert await other.log(name) == LATER
+    read = await other.generate(GenerateCall(name, key("g"), max_tokens=20))
+    assert read.tokens == continuation(LATER, 20, GREEDY)[0]
 
 
 async def test_a_generation_whose_end_was_lost_comes_to_it_again(memory: Running) -> None:
