@@ -173,7 +173,7 @@ class Catalog(CollectionCatalog, Protocol):
         self, name: SessionName, epoch: int, state: SessionState, reason: str = "", request: RequestKey | None = None
     ) -> SessionRow:
         """Give up ownership: owner "", state as given (ACTIVE, PAUSED or QUARANTINED), no migration, `takeovers` 0.
-        The epoch stays."""
+        The epoch stays. Raises SessionBusyError for PAUSED while a generation is open."""
         ...
 
     async def release_quarantine(self, name: SessionName, request: RequestKey | None = None) -> SessionRow:

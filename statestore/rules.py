@@ -6,6 +6,8 @@ from forkpoint.errors import (
     LogTailMissingError,
     PositionBeyondHeadError,
     PositionConflictError,
+    PreconditionError,
+    SessionBusyError,
     StaleEpochError,
     StateIncompatibleError,
 )
@@ -13,7 +15,7 @@ from forkpoint.ids import SessionName
 from forkpoint.limits import TILE_TOKENS
 from forkpoint.move_errors import MigrationEndedError, MigrationUnderwayError
 from forkpoint.statestore.calls import ForkSessions
-from forkpoint.statestore.records import CheckpointRow, SessionRow, StoreMarker
+from forkpoint.statestore.records import CheckpointRow, SessionRow, SessionState, StoreMarker
 
 
 def check_marker(stored: StoreMarker, ours: StoreMarker) -> None:
@@ -32,6 +34,16 @@ def check_epoch(name: SessionName, epoch: int, current: int) -> None:
     """Raises StaleEpochError."""
     if epoch != current:
         raise StaleEpochError(str(name), epoch, current)
+
+
+def check_release(row: SessionRow, epoch: int, state: SessionState, open_generation: str | None) -> None:
+    """The owner may give the session up in this state. Raises StaleEpochError; SessionBusyError for a pause while a
+    generation is open, which its owner would not know of; PreconditionError for a deletion."""
+    check_owned(row, epoch)
+    if state is SessionState.DELETED:
+        raise PreconditionError("a session is deleted by delete_session only")
+    if state is SessionState.PAUSED and open_generation:
+        raise SessionBusyError(str(row.name), f"generation {open_generation}", row.head)
 
 
 def check_owned(row: SessionRow, epoch: int) -> None:

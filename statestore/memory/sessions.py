@@ -18,7 +18,14 @@ from forkpoint.statestore.records import (
     SessionState,
 )
 from forkpoint.statestore.rowjson import session_from_value, session_to_value
-from forkpoint.statestore.rules import begins_migration, check_cut_over, check_epoch, check_owned, count_takeover
+from forkpoint.statestore.rules import (
+    begins_migration,
+    check_cut_over,
+    check_epoch,
+    check_owned,
+    check_release,
+    count_takeover,
+)
 
 NO_MIGRATION: Final[Mapping[str, str]] = {"migration": "", "migration_target": ""}
 """Fields of a row whose owner gave no word that it may go."""
@@ -178,9 +185,8 @@ class MemorySessions(MemoryRows):
         answer = self._answer(request, "release")
         if answer is not None:
             return session_from_value(answer)
-        check_owned(self._live(name).row, epoch)
-        if state is SessionState.DELETED:
-            raise PreconditionError("a session is deleted by delete_session only")
+        stored = self._live(name)
+        check_release(stored.row, epoch, state, stored.open_generation)
         row = self._change(name, owner="", state=state, state_reason=reason, takeovers=0, **NO_MIGRATION)
         self._keep(request, "release", session_to_value(row))
         return row

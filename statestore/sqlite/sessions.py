@@ -9,7 +9,7 @@ from forkpoint.ids import SessionName
 from forkpoint.statestore.chain import HashChain
 from forkpoint.statestore.records import CheckpointPolicy, NewSession, RequestKey, SessionRow, SessionState
 from forkpoint.statestore.rowjson import dump, session_from_value, session_to_value
-from forkpoint.statestore.rules import check_epoch, check_owned, count_takeover
+from forkpoint.statestore.rules import check_epoch, check_owned, check_release, count_takeover
 from forkpoint.statestore.sqlite import pending, requests, workflows
 from forkpoint.statestore.sqlite.pending import Pending
 from forkpoint.statestore.sqlite.tx import Tx
@@ -240,9 +240,8 @@ def release(
     answer = requests.find(tx, request, "release")
     if answer is not None:
         return session_from_value(answer)
-    check_owned(live(tx, name).row, epoch)
-    if state is SessionState.DELETED:
-        raise PreconditionError("a session is deleted by delete_session only")
+    stored = live(tx, name)
+    check_release(stored.row, epoch, state, stored.open_generation)
     row = change(
         tx, name, f"owner = '', state = ?, state_reason = ?, takeovers = 0, {NO_MIGRATION}", state.value, reason
     )

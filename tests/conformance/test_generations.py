@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from forkpoint.errors import AlreadyExistsError, EmptySessionError, NotFoundError
+from forkpoint.errors import AlreadyExistsError, EmptySessionError, NotFoundError, SessionBusyError
 from forkpoint.statestore.base import Catalog
 from forkpoint.statestore.calls import AppendTokens, BeginGeneration, ForkSessions, PastGeneration, StepCommit
-from forkpoint.statestore.records import FinishReason, GenerationParams, Kind, SamplingParams
+from forkpoint.statestore.records import FinishReason, GenerationParams, Kind, SamplingParams, SessionState
 from tests.support.store import PARAMS, name, new, owned, request
 
 
@@ -94,3 +94,19 @@ async def test_a_fork_does_not_inherit_the_open_generation(catalog: Catalog) -> 
     assert await catalog.open_generation(name("c")) is None
     with pytest.raises(NotFoundError):
         await catalog.get_generation(name("s"), "unknown")
+
+
+async def test_a_session_is_not_paused_by_an_owner_that_does_not_know_of_its_open_generation(catalog: Catalog) -> None:
+    """It would be open for ever. Given up in any other state, it goes on at whoever takes the session."""
+    await owned(catalog, "s")
+    begun = (await catalog.begin_generation(BeginGeneration(name("s"), 1, "g", PARAMS, (1, 2)))).row
+    before = await catalog.get_session(name("s"))
+    with pytest.raises(SessionBusyError):
+        await catalog.release(name("s"), 1, SessionState.PAUSED, request=request("r"))
+    assert await catalog.get_session(name("s")) == before
+    await catalog.release(name("s"), 1, SessionState.ACTIVE)
+    assert await catalog.open_generation(name("s")) == begun
+    await catalog.acquire(name("s"), "node-b", 1)
+    await catalog.commit_step([StepCommit(name("s"), 2, 2, (), "g", (), FinishReason.PAUSED)])
+    row = await catalog.release(name("s"), 2, SessionState.PAUSED, request=request("r"))
+    assert (row.owner, row.state) == ("", SessionState.PAUSED)

@@ -164,7 +164,7 @@ async def test_nobody_writes_into_a_session_that_nobody_owns(catalog: Catalog, e
         await catalog.append(AppendTokens(name("s"), 1, (1, 2)))
         await catalog.begin_generation(BeginGeneration(name("s"), 1, "g", PARAMS))
         await catalog.commit_step([StepCommit(name("s"), 1, 2, (3,), "g")])
-        await catalog.release(name("s"), 1, SessionState.PAUSED, "why")
+        await catalog.release(name("s"), 1, SessionState.ACTIVE)
     before = await catalog.get_session(name("s"))
     for call in (
         lambda: catalog.append(AppendTokens(name("s"), epoch, (1,))),

@@ -30,7 +30,7 @@ from forkpoint.server.session.api import (
 )
 from forkpoint.server.session.node import Node
 from forkpoint.server.session.seeds import child_seed
-from forkpoint.statestore.records import CheckpointPolicy, RequestKey
+from forkpoint.statestore.records import CheckpointPolicy, RequestKey, SessionState
 from tests.sim.book import Book, ResyncError
 from tests.sim.fleet import HiccupError, Seat
 from tests.sim.reading import Reading
@@ -73,11 +73,15 @@ class Client:
         return RequestKey(f"client-{self.number}", WORKFLOW, f"r{self._requests}", what.encode())
 
     async def insist(self, book: Book | None, method: Callable[[Node], Awaitable[T]]) -> T:
-        """Call until there is an answer. Raises what only the store's loss can explain as ResyncError."""
+        """Call until there is an answer. Raises what only the store's loss can explain as ResyncError, also when it was
+        another call that found the loss out: this one is of what the client knew before."""
+        synced = None if book is None else book.synced_at_loss
         while True:
             try:
                 return await self.wire.call(self.seat(book), method)
             except (ForkpointError, HiccupError) as error:
+                if book is not None and book.synced_at_loss != synced:
+                    raise ResyncError from error
                 await self.after(book, error)
 
     async def after(self, book: Book | None, error: ForkpointError | HiccupError) -> None:
@@ -121,14 +125,14 @@ class Client:
                 return
             # Both as the store has them now: the last token of a generation may come between the answers.
             running = await self._store.catalog.open_generation(book.name)
-            head = (await self._store.catalog.get_session(book.name)).head
-            if lost == self._store.lost and view.row.head == len(tokens) == head and running is None:
+            row = await self._store.catalog.get_session(book.name)
+            if lost == self._store.lost and view.row.head == len(tokens) == row.head and running is None:
                 break
             if running is not None:
                 await self._nudge(book)
             await asyncio.sleep(self._rng.uniform(*BACK_OFF_SECONDS))
         book.synced_at_loss = lost
-        book.paused = view.row.state.value == "PAUSED"
+        book.paused = row.state is SessionState.PAUSED
         common = next((at for at, (a, b) in enumerate(zip(tokens, book.tokens, strict=False)) if a != b), book.head)
         book.cut(min(common, len(tokens)))
         book.grow(tokens[book.head :], None)

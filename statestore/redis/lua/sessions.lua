@@ -165,12 +165,18 @@ end)
 
 register_write('release', function(tx, take)
   local session, epoch = take(), take()
-  local row, refusal = held(tx.base, session, epoch)
+  local fields = take_list(take)
+  local row, refusal = held(tx.base, session, epoch, 'generation', 'head')
   if not row then
     return nil, refusal
   end
+  for at = 1, #fields, 2 do
+    if fields[at] == 'state' and fields[at + 1] == 'PAUSED' and row[2] ~= '' then
+      return nil, {'BUSY', row[2], row[3]}
+    end
+  end
   end_migration(tx.base, session)
-  return change(tx, session, take_list(take))
+  return change(tx, session, fields)
 end)
 
 register_write('release_quarantine', function(tx, take)
