@@ -132,7 +132,7 @@ async def test_a_new_owner_goes_on_where_the_old_one_was_and_the_old_one_adds_no
     assert [outcome.status for outcome in await catalog.commit_step([late])] == [StepStatus.STALE_EPOCH]
     for position in range(30, 40):
         await step(catalog, "s", position, epoch=2)
-    row = await catalog.release(name("s"), 2, SessionState.PAUSED)
+    row = await catalog.release(name("s"), 2, SessionState.ACTIVE)
     assert row.head == 40
     assert (await catalog.read_log(name("s"), 0, 100)).token_ids == expected(40)
 
