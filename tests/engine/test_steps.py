@@ -4,10 +4,10 @@ import math
 from collections.abc import Callable
 
 import pytest
-from torch import Tensor
 
 from forkpoint.errors import ContextFullError, NodeCapacityError, TokenOutOfRangeError
 from forkpoint.model.kernels import Step
+from forkpoint.model.residual import Stream
 from forkpoint.server.engine.base import Engine
 from forkpoint.server.engine.batch import Sample, Work
 from forkpoint.server.engine.errors import NonFiniteLogitsError, NonFiniteStateError
@@ -190,7 +190,7 @@ def test_a_forward_pass_that_breaks_off_leaves_all_as_they_were(
         consume(engine, sequence, [1] * 60)
     before, free = [state_digest(engine, sequence) for sequence in sequences], engine.capacity()
 
-    def out_of_memory(x: Tensor, delta: Tensor, step: Step) -> Tensor:
+    def out_of_memory(stream: Stream, step: Step) -> None:
         raise RuntimeError("out of memory")
 
     with monkeypatch.context() as patch:
