@@ -43,10 +43,15 @@ async def filled(node: Running, name: SessionName, log: list[int], step: int) ->
 
 
 async def test_the_cadence_is_kept_by_prefill_and_decode_alike(node: Running) -> None:
-    node.engine.step_pause = 0.005
+    """One at a time: what is due while the one before is still being written waits for the cadence after it."""
     name = await node.session("s", policy=CheckpointPolicy(48))
-    await node.append(name, PROMPT * 2)
-    await node.generate(GenerateCall(name, key("g"), max_tokens=100))
+    for number in range(9):
+        if number < 4:
+            await node.append(name, PROMPT[:40])
+        else:
+            await node.generate(GenerateCall(name, key(f"g{number}"), max_tokens=20))
+        due = (await node.node.get_session(name)).row.head // 48
+        await until(lambda due=due: node.node.counters.checkpoints_written == due)  # type: ignore[misc]
     await node.idle(name)
     assert await grids(node, name) == await written(node, [48, 96, 144, 192, 240])
 
