@@ -135,6 +135,7 @@ async def test_a_session_whose_log_is_damaged_is_quarantined_after_three_restore
 def damage_log(site: Site, name: SessionName) -> None:
     """Flip a bit in the session's only record."""
     with contextlib.closing(apsw.Connection(str(site.folder / "catalog.db"))) as database:
+        database.set_busy_timeout(10_000)  # the node renews its lease meanwhile
         (record,) = database.execute("SELECT record FROM log").fetchone() or (b"",)
         damaged = bytes([*record[:-9], record[-9] ^ 1, *record[-8:]])
         database.execute("UPDATE log SET record = ?", (damaged,))
