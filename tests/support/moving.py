@@ -140,8 +140,10 @@ async def ends_well(site: Site, name: SessionName, tokens: Sequence[int], owner:
 
 
 def _held(node: Running) -> set[int | None]:
-    """Sequences that the node's sessions have: the engine must hold no other."""
-    return {live.sequence for live in node.node._core.lives.values()} - {None}
+    """Sequences that the node's sessions have, and images of forks whose children run elsewhere: the engine must hold
+    no other."""
+    images = {image.sequence for image in node.node._lifecycle._images._images}
+    return ({live.sequence for live in node.node._core.lives.values()} | images) - {None}
 
 
 def expected(prompt: Sequence[int], count: int, sample: Sample = GREEDY) -> list[int]:
