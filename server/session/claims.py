@@ -22,7 +22,7 @@ from forkpoint.server.session.core import NodeCore
 from forkpoint.server.session.live import LiveSession, Place
 from forkpoint.server.session.owner import NameLocks, Owners
 from forkpoint.server.session.settle import Settler
-from forkpoint.statestore.records import FinishReason, RequestKey
+from forkpoint.statestore.records import FinishReason, RequestKey, SessionRow
 
 T = TypeVar("T")
 
@@ -170,12 +170,13 @@ class Claims:
             if later != number and error is not None:
                 raise error
 
-    async def ours_still(self, live: LiveSession) -> None:
+    async def ours_still(self, live: LiveSession) -> SessionRow:
         """Ask the store before an answer is given from this node's memory alone: it may have lost the session without
-        having heard of it. Raises StaleEpochError, which `owned` sees to."""
+        having heard of it. Returns the row. Raises StaleEpochError, which `owned` sees to."""
         row = await self.core.catalog.get_session(live.name)
         if row.epoch != live.epoch or row.owner != self.core.incarnation:
             raise StaleEpochError(str(live.name), live.epoch, row.epoch)
+        return row
 
     def doubt(self, live: LiveSession) -> None:
         """The store may hold something else than this node knows: let the loop compare."""

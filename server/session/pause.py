@@ -13,7 +13,6 @@ from forkpoint.server.session.loop import StepLoop
 from forkpoint.server.session.views import Views
 from forkpoint.server.session.writers import REPLAY_EPOCH
 from forkpoint.statestore.records import FinishReason, RequestKey, SessionRow, SessionState
-from forkpoint.statestore.rules import check_epoch
 
 PAUSED_SINCE: Final = "paused since"
 """Source of a resume that was answered before: the session was paused again by then."""
@@ -76,9 +75,7 @@ class Pauser:
         before = live.restored
         live.will_sample = True
         await self._claims.at_head(live, live.head)
-        row = await self._core.catalog.get_session(live.name)
-        check_epoch(live.name, live.epoch, row.epoch)
-        view = await self._views.one(row)
+        view = await self._views.one(await self._claims.ours_still(live))
         done = live.restored
         if done is None or done is before:
             return ResumeResult(view, 0, 0, 0, "resident", live.exact)

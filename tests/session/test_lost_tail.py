@@ -166,6 +166,20 @@ async def test_a_session_whose_taking_was_lost_belongs_to_who_took_it_then(memor
     assert read.tokens == continuation(LATER, 20, GREEDY)[0]
 
 
+async def test_a_resume_does_not_answer_for_who_took_the_session_under_the_same_epoch(memory: Running) -> None:
+    name = await memory.session("s")
+    tables = replica(memory)
+    await memory.append(name, KEPT)
+    await memory.idle(name)
+    fail_over(memory, tables)
+    other = await memory.site.node()
+    await other.append(name, LATER)
+    with pytest.raises(SessionRelocatingError):
+        await memory.node.resume(name, None)
+    assert name not in memory.node._core.lives
+    assert await other.log(name) == LATER
+
+
 async def test_a_generation_whose_end_was_lost_comes_to_it_again(memory: Running) -> None:
     name = await memory.session("s")
     await memory.append(name, KEPT)
