@@ -4,51 +4,54 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
+from importlib import import_module
+from typing import Final
 
 from forkpoint import __version__
-from forkpoint.cli import (
-    chat,
-    check,
-    checkpoint,
-    doctor,
-    gc,
-    generate,
-    migrate,
-    model,
-    node,
-    plan,
-    serve,
-    session,
-    workflow,
-)
-from forkpoint.cli.demo import verb as demo
 from forkpoint.cli.output import fail
 from forkpoint.client.errors import RemoteError
 from forkpoint.errors import ForkpointError
 
-VERBS = (serve, demo, session, generate, chat, checkpoint, workflow, node, migrate, plan, model, check, gc, doctor)
+VERBS: Final = {
+    "serve": "serve",
+    "demo": "demo.verb",
+    "session": "session",
+    "generate": "generate",
+    "chat": "chat",
+    "checkpoint": "checkpoint",
+    "workflow": "workflow",
+    "node": "node",
+    "migrate": "migrate",
+    "plan": "plan",
+    "model": "model",
+    "check": "check",
+    "gc": "gc",
+    "doctor": "doctor",
+}
+"""Each verb's module, below forkpoint.cli."""
 
 EXIT_ERROR = 1
 EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130
 
 
-def build_parser() -> argparse.ArgumentParser:
-    """The whole command line."""
+def build_parser(verb: str = "") -> argparse.ArgumentParser:
+    """The whole command line, or only what one verb needs of it: imports take most of a short command's time."""
     parser = argparse.ArgumentParser(
         prog="forkpoint",
         description="Long-lived agent sessions on hybrid KDA/MLA models: fork, pause, resume, move and recover them.",
     )
     parser.add_argument("--version", action="version", version=f"forkpoint {__version__}")
     verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
-    for verb in VERBS:
-        verb.add_parser(verbs)
+    for module in [VERBS[verb]] if verb in VERBS else VERBS.values():
+        import_module(f"forkpoint.cli.{module}").add_parser(verbs)
     return parser
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit status: 0 done, 1 an error (one line on stderr), 2 wrong usage."""
-    arguments = build_parser().parse_args(argv)
+    words = sys.argv[1:] if argv is None else argv
+    arguments = build_parser(words[0] if words else "").parse_args(words)
     try:
         status: int = arguments.run(arguments)
         sys.stdout.flush()
