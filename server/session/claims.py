@@ -21,7 +21,6 @@ from forkpoint.limits import MOVE_WAIT_SECONDS
 from forkpoint.server.session.core import NodeCore
 from forkpoint.server.session.live import LiveSession, Place
 from forkpoint.server.session.owner import NameLocks, Owners
-from forkpoint.server.session.settle import Settler
 from forkpoint.statestore.records import FinishReason, RequestKey, SessionRow
 
 T = TypeVar("T")
@@ -30,10 +29,9 @@ T = TypeVar("T")
 class Claims:
     """What every operation begins with: the request id, the ownership, the claim."""
 
-    def __init__(self, core: NodeCore, owners: Owners, settler: Settler) -> None:
+    def __init__(self, core: NodeCore, owners: Owners) -> None:
         self.core = core
         self.owners = owners
-        self._settler = settler
         self._requests = NameLocks()
 
     @asynccontextmanager
@@ -67,7 +65,7 @@ class Claims:
                 await self.confirmed(live)
                 return await act(live)
             except StaleEpochError:
-                await self._settler.lost(live)
+                await self.owners.lost(live)
             except PositionBeyondHeadError as error:
                 if error.head >= live.head:
                     raise

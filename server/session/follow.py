@@ -140,6 +140,8 @@ class Followers:
             row = await core.catalog.get_session(ask.name)
             if row.epoch != ask.epoch or row.owner != ask.owner:
                 raise StaleEpochError(str(ask.name), ask.epoch, row.epoch)
+            if live is not None:
+                await self._owners.lost(live)  # nobody had told this node
             follower = core.follows.get(ask.name)
             if follower is not None:
                 follower.ask = ask

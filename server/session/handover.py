@@ -18,8 +18,8 @@ from forkpoint.move_errors import MigrationUnderwayError
 from forkpoint.server.session.core import NodeCore
 from forkpoint.server.session.live import LiveSession, Place
 from forkpoint.server.session.loop import StepLoop
+from forkpoint.server.session.owner import Owners
 from forkpoint.server.session.ports import CutOverAsk, Peers
-from forkpoint.server.session.settle import Settler
 from forkpoint.statestore.records import NodeRow
 
 log = logging.getLogger(__name__)
@@ -36,10 +36,10 @@ class HandOver:
     whether the session is still here.
     """
 
-    def __init__(self, core: NodeCore, loop: StepLoop, settler: Settler, peers: Peers) -> None:
+    def __init__(self, core: NodeCore, loop: StepLoop, owners: Owners, peers: Peers) -> None:
         self._core = core
         self._loop = loop
-        self._settler = settler
+        self._owners = owners
         self._peers = peers
 
     async def give_word(self, live: LiveSession, node: NodeRow) -> None:
@@ -79,7 +79,7 @@ class HandOver:
         try:
             live.note(await self._core.catalog.end_migration(live.name, live.epoch, migration))
         except StaleEpochError:
-            await self._settler.lost(live)
+            await self._owners.lost(live)
         except (StoreUnavailableError, StoreFullError):
             self._core.tasks.spawn(self._withdraw_late(live, migration), f"withdraw {migration}")
         except ForkpointError as error:
@@ -91,7 +91,7 @@ class HandOver:
         except NotFoundError:
             return  # a session that was deleted goes nowhere
         if not here and live.gone is None:
-            await self._settler.lost(live)
+            await self._owners.lost(live)
 
     async def try_once(self, live: LiveSession, node: NodeRow) -> float | None:
         """Stop the session at a step's border and let `node`, which follows it, own it. Returns the seconds for which
@@ -125,7 +125,7 @@ class HandOver:
     async def _left(self, live: LiveSession, node: NodeRow) -> None:
         """It is not here any more. Raises SessionRelocatingError when it is not at `node` either."""
         if live.gone is None:
-            await self._settler.lost(live)
+            await self._owners.lost(live)
         error = live.gone
         if not isinstance(error, SessionRelocatingError) or error.owner != node.node:
             assert error is not None

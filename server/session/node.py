@@ -126,7 +126,7 @@ class Node:
         self._usage = UsageCounter(catalog)
         self._views = Views(core, self._usage)
         self._loop = StepLoop(core, residents, checkpointer, settler, quarantine)
-        claims = Claims(core, owners, settler)
+        claims = Claims(core, owners)
         self._writers = Writers(claims, self._usage)
         self._lifecycle = Lifecycle(claims, self._loop, self._usage, images, checkpointer, self._views)
         self._pauser = Pauser(claims, self._loop, residents, checkpointer, self._views)
@@ -138,7 +138,7 @@ class Node:
         self._garbage = Garbage(core, blobs)
         elsewhere, peers = Elsewhere(core, members), peers or NoPeers()
         self._followers = Followers(core, members, owners, restorer, residents, self._loop, peers)
-        hand_over = HandOver(core, self._loop, settler, peers)
+        hand_over = HandOver(core, self._loop, owners, peers)
         self._migrations = Migrations(
             claims, self._loop, checkpointer, hand_over, self._views, members, elsewhere, peers
         )

@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, nullcontext
 
 from forkpoint.errors import (
+    ForkpointError,
     NodeDrainingError,
     NotFoundError,
     SessionPausedError,
@@ -149,6 +150,15 @@ class Owners:
         """The live session, if there is one; if not, the node takes it not before the block's end."""
         async with self._locks.hold(name):
             yield self._core.lives.get(name)
+
+    async def lost(self, live: LiveSession) -> None:
+        """Another node has the session: the slot is dropped, readers are sent there."""
+        self._core.counters.stale_epochs += 1
+        try:
+            error = await self.relocating(live.name)
+        except ForkpointError:
+            error = SessionRelocatingError(str(live.name), "another node", "")
+        await self._core.drop(live, error)
 
     async def relocating(self, name: SessionName) -> SessionRelocatingError:
         """The error that says who has the session now."""

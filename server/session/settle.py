@@ -2,7 +2,7 @@
 
 import logging
 
-from forkpoint.errors import AbortedError, ForkpointError, NotFoundError, SessionPausedError, SessionRelocatingError
+from forkpoint.errors import AbortedError, NotFoundError, SessionPausedError
 from forkpoint.server.session.checkpoint import Checkpointer
 from forkpoint.server.session.core import NodeCore
 from forkpoint.server.session.live import LiveSession, LogTail
@@ -28,18 +28,9 @@ class Settler:
         if outcome.status is StepStatus.COMMITTED:
             await self._publish(live, commit, outcome)
         elif outcome.status is StepStatus.STALE_EPOCH:
-            await self.lost(live)
+            await self._owners.lost(live)
         else:
             await self._catch_up(live, outcome)
-
-    async def lost(self, live: LiveSession) -> None:
-        """Another node has the session: the slot is dropped, readers are sent there."""
-        self._core.counters.stale_epochs += 1
-        try:
-            error = await self._owners.relocating(live.name)
-        except ForkpointError:
-            error = SessionRelocatingError(str(live.name), "another node", "")
-        await self._core.drop(live, error)
 
     async def refresh(self, live: LiveSession) -> None:
         """Between steps, after a lost answer: take what the store holds and this node does not know. Raises what the
@@ -47,7 +38,7 @@ class Settler:
         row = await self._core.catalog.get_session(live.name)
         # The same epoch twice: the store lost that this node took it, and another one did.
         if row.epoch != live.epoch or row.owner not in ("", self._core.incarnation):
-            await self.lost(live)
+            await self._owners.lost(live)
             return
         if not row.owner or row.state is not SessionState.ACTIVE:
             await self._core.drop(live, SessionPausedError(str(live.name)))

@@ -11,6 +11,7 @@ from forkpoint.server.engine.batch import Sample
 from forkpoint.server.session.api import GenerateCall
 from forkpoint.statestore.calls import AppendTokens
 from tests.support.hash_engine import HashEngine, continuation
+from tests.support.moving import ends_well, move
 from tests.support.session_site import FAST, Running, Site, key, until
 
 PROMPT = list(b"who owns this")
@@ -98,3 +99,16 @@ async def test_an_answer_that_the_store_must_confirm_waits_for_the_store(
         async with asyncio.timeout(5):
             await first.node.cancel_generation(name)
     first.faults.heal()
+
+
+async def test_a_session_that_comes_back_before_its_loss_was_heard_of_leaves_nothing(
+    site: Site, pair: tuple[Running, Running, SessionName]
+) -> None:
+    first, second, name = pair
+    assert len(first.engine.sequences) == 1, "the first one has it on its engine still"
+    await until(lambda: bool(second.node.others) and bool(first.node.others))
+    await second.append(name, b"!")
+    reports = await move(second, name, first)
+    assert reports[-1].view is not None
+    await ends_well(site, name, [*PROMPT, *LATER, *b"!"], first)
+    assert len(first.engine.sequences) == 1
