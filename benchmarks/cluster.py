@@ -48,6 +48,11 @@ class NodeProcess:
         """The folder of its lock file."""
         return self._folder / self.name / "locks"
 
+    @property
+    def log(self) -> Path:
+        """What it says, in all of its lives."""
+        return self._folder / f"{self.name}.log"
+
     async def start(self) -> None:
         """Returns once it serves."""
         self._ready.unlink(missing_ok=True)
@@ -55,14 +60,14 @@ class NodeProcess:
         own |= {f"{ENVIRONMENT_PREFIX}{key.upper()}": str(value) for key, value in self._settings.items()}
         paths = (str(ROOT / "src"), str(ROOT), os.environ.get("PYTHONPATH", ""))
         own["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)
-        with (self._folder / f"{self.name}.log").open("ab") as log:
+        with self.log.open("ab") as log:
             self._process = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-m", "benchmarks.cluster"), cwd=ROOT, env=own, stdin=DEVNULL, stdout=log, stderr=log
             )
         async with asyncio.timeout(READY_SECONDS):
             while not self._ready.exists():
                 if self._process.returncode is not None:
-                    raise RuntimeError(f"{self.name} ended: {(self._folder / f'{self.name}.log').read_text()[-2000:]}")
+                    raise RuntimeError(f"{self.name} ended: {self.log.read_text()[-2000:]}")
                 await asyncio.sleep(POLL_SECONDS)
 
     async def kill(self) -> None:

@@ -1,14 +1,18 @@
 """How long clients wait when a node dies, against how many sessions it had: `python -m benchmarks.recovery`.
 
 Two nodes of the tiny model over one Redis; all sessions stream from the first, which is killed. Each stream's wait is
-from the kill to the first token that its client gets afterwards, from the other node. `another host`: the dead node's
+from the kill to the first token that its client gets afterwards, from the other node; `taken` is when that node owned
+the stream's session, by its log. `another host`: the dead node's
 lock can't be seen, so that only its lease tells, which lives for 3 s; `the same host`: the lock tells at once.
 """
 
 import argparse
 import asyncio
+import json
 import tempfile
 import time
+from dataclasses import dataclass
+from datetime import datetime
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -30,8 +34,16 @@ WARM_TOKENS: Final = 16
 TARGET_SECONDS: Final = LEASE_TTL_SECONDS + 2.0
 
 
-async def one(first: NodeProcess, second: NodeProcess, sessions: int, far: bool, round_: int) -> list[float]:
-    """Seconds that each stream waits."""
+@dataclass(frozen=True, slots=True)
+class Waits:
+    """Seconds after the kill, one a stream: until the other node owned its session, and until its next token."""
+
+    taken: tuple[float, ...]
+    token: tuple[float, ...]
+
+
+async def one(first: NodeProcess, second: NodeProcess, sessions: int, far: bool, round_: int) -> Waits:
+    """Kill the first node under so many streams."""
     if far:
         for lock in first.locks.glob("*"):
             lock.unlink(missing_ok=True)
@@ -46,7 +58,7 @@ async def one(first: NodeProcess, second: NodeProcess, sessions: int, far: bool,
         for stream in streams:
             await stream.reach(WARM_TOKENS)
         before = [len(stream.times) for stream in streams]
-        killed = time.perf_counter()
+        killed, said, read = time.perf_counter(), time.time(), second.log.stat().st_size
         await first.kill()
         # What was on its way at the kill comes at once: the wait ends with the first token after the longest pause.
         for stream, count in zip(streams, before, strict=True):
@@ -55,7 +67,20 @@ async def one(first: NodeProcess, second: NodeProcess, sessions: int, far: bool,
             reader.cancel()
         for session in forked:
             await session.cancel_generation()
-    return [resumed(stream.times, killed) - killed for stream in streams]
+    taken = tuple(when - said for when in takeovers(second.log, read))
+    if len(taken) != sessions:
+        raise RuntimeError(f"{second.name} says that it took {len(taken)} sessions, of {sessions}")
+    return Waits(taken, tuple(resumed(stream.times, killed) - killed for stream in streams))
+
+
+def takeovers(log: Path, start: int) -> list[float]:
+    """When a node took sessions over, in seconds since 1970, by its log from byte `start` on."""
+    entries = [json.loads(line) for line in log.read_bytes()[start:].splitlines()]
+    return [
+        datetime.fromisoformat(entry["time"]).timestamp()
+        for entry in entries
+        if entry.get("message", "").endswith("its generation goes on here")
+    ]
 
 
 def generation(session: Session, seed: int, request_id: str, position: int | None) -> Generation:
@@ -83,17 +108,23 @@ async def measure(folder: Path, counts: tuple[int, ...], rounds: int) -> list[Me
     async with nodes(folder, 2, settings) as (first, second):
         for far in (True, False):
             for count in counts:
-                waits = list[float]()
+                waits = list[Waits]()
                 for round_ in range(rounds):
-                    waits += await one(first, second, count, far, round_)
+                    waits.append(await one(first, second, count, far, round_))
                     first, second = second, first
                     await second.start()
                 where = "another host" if far else "the same host"
                 case = f"a node with {count} streams is killed, {where}"
-                rows.append(Measurement(case, "p50", "ms", 1e3 * percentile(waits, 0.5)))
+                taken = [seconds for wait in waits for seconds in wait.taken]
+                token = [seconds for wait in waits for seconds in wait.token]
                 target = 1e3 * TARGET_SECONDS if far else None
-                rows.append(Measurement(case, "p99", "ms", 1e3 * percentile(waits, 0.99), target=target))
-                print(rows[-2:], flush=True)
+                rows += [
+                    Measurement(case, "taken p50", "ms", 1e3 * percentile(taken, 0.5)),
+                    Measurement(case, "taken p99", "ms", 1e3 * percentile(taken, 0.99), target=target),
+                    Measurement(case, "p50", "ms", 1e3 * percentile(token, 0.5)),
+                    Measurement(case, "p99", "ms", 1e3 * percentile(token, 0.99)),
+                ]
+                print([f"{row.case}: {row.metric} {row.value:.0f} ms" for row in rows[-4:]], flush=True)
     return rows
 
 

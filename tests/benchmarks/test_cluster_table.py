@@ -1,12 +1,13 @@
 """The tables of a cluster's figures are those of their result files."""
 
+import json
 from pathlib import Path
 
 from benchmarks.cluster_table import NAMES, NOT_RUN, PAGE, filled
 from benchmarks.page import END
 from benchmarks.percentile import percentile
 from benchmarks.record import Measurement, save
-from benchmarks.recovery import resumed
+from benchmarks.recovery import resumed, takeovers
 
 
 def test_every_result_file_has_its_table_and_a_missing_one_is_told(tmp_path: Path) -> None:
@@ -26,3 +27,17 @@ def test_a_wait_ends_with_the_token_behind_the_longest_gap_after_the_kill() -> N
     times = [1.0, 9.0, 9.1, 9.2, 13.0, 13.1, 14.0]
     assert resumed(times, killed=9.15) == 13.0
     assert percentile([3.0, 1.0, 2.0], 0.5) == 2.0 and percentile([3.0, 1.0, 2.0], 0.99) == 3.0
+
+
+def test_takeovers_are_those_that_the_log_tells_after_the_kill(tmp_path: Path) -> None:
+    name, says = "workflows/w/sessions/s", "its generation goes on here"
+    lines = [
+        {"time": "2026-11-30T19:19:50.000+00:00", "message": f"{name}0: {says}"},
+        {"event": "serving", "node": "n2"},
+        {"time": "2026-11-30T19:19:58.250+00:00", "message": f"{name}1: {says}"},
+        {"time": "2026-11-30T19:19:59.000+00:00", "message": "the model is loaded"},
+    ]
+    log = tmp_path / "n2.log"
+    text = [json.dumps(line) + "\n" for line in lines]
+    log.write_text("".join(text))
+    assert takeovers(log, start=len(text[0])) == [1796066398.25]
