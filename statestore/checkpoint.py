@@ -18,7 +18,7 @@ from forkpoint.parts import PartSpec
 from forkpoint.statestore.base import Catalog
 from forkpoint.statestore.blobs import BlobStore, Buffer
 from forkpoint.statestore.errors import BlobsCondemnedError
-from forkpoint.statestore.fetch import fetch_ahead
+from forkpoint.statestore.fetch import fetch_ahead, fetch_groups
 from forkpoint.statestore.manifest import (
     Manifest,
     ManifestPart,
@@ -163,17 +163,31 @@ class CheckpointStore:
         when its bytes are damaged. Later BlobMissingError and BlobDamagedError name the part's blob: parts yielded
         before are whole, yet the state as a whole is not to be used.
         """
+        async with aclosing(self.load_groups(manifest, expected, identity)) as groups:
+            async for group in groups:
+                for part in group:
+                    yield part
+
+    async def load_groups(
+        self, manifest: bytes, expected: Sequence[PartSpec], identity: StateIdentity | None = None
+    ) -> AsyncGenerator[list[tuple[PartSpec, Buffer]], None]:
+        """As `load`, as many parts at a time as are there (some MiB at most, or one part): for a caller who waits for
+        a turn each time, such as for a device between two steps."""
         found = unseal(manifest)
         if identity is not None:
             check_identity(found, identity)
         wanted = match_parts(found, expected)
-        fetched = fetch_ahead(self._blobs, wanted)
-        async with aclosing(fetched):
-            async for part, raw in fetched:
-                if isinstance(raw, BlobError):
-                    self._note(part, raw)
-                    raise raw
-                yield part.spec, raw
+        async with aclosing(fetch_groups(self._blobs, wanted)) as groups:
+            async for group in groups:
+                whole = list[tuple[PartSpec, Buffer]]()
+                for part, raw in group:
+                    if isinstance(raw, BlobError):
+                        self._note(part, raw)
+                        if whole:
+                            yield whole
+                        raise raw
+                    whole.append((part.spec, raw))
+                yield whole
 
     async def verify(self, manifest: bytes) -> AsyncGenerator[PartCheck, None]:
         """Fetch and verify every part: one result a part, in the manifest's order.

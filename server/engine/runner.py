@@ -125,21 +125,22 @@ class TorchEngine:
 
     def begin_restore(self, grid_position: int) -> int:
         """A new sequence whose parts are to be loaded. Raises NodeCapacityError, ValueError off the grid."""
-        missing = {spec.name for spec in self.parts(grid_position)}
+        expected = {spec.name: spec for spec in self.parts(grid_position)}
         if self.slots.free < 1:
             raise NodeCapacityError(self.slots.name, 1, 0)
         staged = self._staging.host_buffer()
         pages = self.pages.take(pages_for(grid_position))
         sequence = self._add(self._take_slot(), pages, grid_position)
-        sequence.rows_from, sequence.missing, sequence.staged = grid_position, missing, staged
+        sequence.rows_from, sequence.staged = grid_position, staged
+        sequence.expected, sequence.missing = expected, set(expected)
         return sequence.handle
 
     def load_part(self, sequence: int, spec: PartSpec, data: bytes | bytearray | memoryview) -> None:
         """Fill one part. Raises StateIncompatibleError, ValueError for a sequence that is not being restored."""
         live = self._sequences[sequence]
-        if live.missing is None or live.staged is None:
+        if live.expected is None or live.staged is None:
             raise ValueError(f"sequence {sequence} is not being restored")
-        check_part({known.name: known for known in self.parts(live.consumed)}, spec, data)
+        check_part(live.expected, spec, data)
         if self._sabotage == "conv-tail" and ".conv." in spec.name and sequence not in self._sabotaged:
             damaged = flip_a_sign(spec, data)
             if damaged != data:
@@ -151,15 +152,14 @@ class TorchEngine:
     def end_restore(self, sequence: int) -> None:
         """Make the sequence ready. Raises StateIncompatibleError naming missing parts."""
         live = self._sequences[sequence]
-        if live.missing is None or live.staged is None:
+        if live.expected is None or live.staged is None:
             raise ValueError(f"sequence {sequence} is not being restored")
         if live.missing:
-            expected = len(self.parts(live.consumed))
             names = ", ".join(sorted(live.missing))
-            raise StateIncompatibleError(f"parts {names}", "none of them", f"a layout of {expected} parts")
+            raise StateIncompatibleError(f"parts {names}", "none of them", f"a layout of {len(live.expected)} parts")
         self._staging.finish(live.staged, live.slot)
         self.tensors.finish_restore(live.slot, live.consumed)
-        live.missing = live.staged = None
+        live.expected = live.staged = None
 
     def capacity(self) -> Capacity:
         """Pool sizes now."""

@@ -1,10 +1,12 @@
 """LiveSequence: what the engine keeps for one sequence beside the tensors of its slot and pages."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from torch import Tensor
 
 from forkpoint.limits import PAGE_TOKENS, TILE_TOKENS
+from forkpoint.parts import PartSpec
 
 
 def pages_for(position: int) -> int:
@@ -18,8 +20,8 @@ class LiveSequence:
 
     `pages` has exactly ceil(consumed / 64) ids. The last one is written by this sequence alone unless it is full; full
     ones may be shared. `rows_from`: positions below it have no final-norm row here, because a checkpoint holds none.
-    `missing`: names of the parts that a restore has not loaded yet, and `staged`: host memory of the KDA parts that it
-    has; None once the sequence is ready.
+    While it is being restored, `expected` are its parts by name, `missing` the names of those not loaded yet, and
+    `staged` is host memory of the KDA parts; None once the sequence is ready.
     """
 
     handle: int
@@ -27,13 +29,14 @@ class LiveSequence:
     pages: list[int] = field(default_factory=list)
     consumed: int = 0
     rows_from: int = 0
-    missing: set[str] | None = None
+    expected: Mapping[str, PartSpec] | None = None
+    missing: set[str] = field(default_factory=set)
     staged: Tensor | None = None
 
     @property
     def can_sample(self) -> bool:
         """Whether the final-norm row of the last consumed position is in the slot."""
-        return self.missing is None and self.consumed > self.rows_from
+        return self.expected is None and self.consumed > self.rows_from
 
     @property
     def grid_position(self) -> int:
@@ -46,5 +49,5 @@ class LiveSequence:
 
     def require_ready(self) -> None:
         """Raise ValueError during a restore."""
-        if self.missing is not None:
+        if self.expected is not None:
             raise ValueError(f"sequence {self.handle} is being restored")

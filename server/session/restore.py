@@ -16,6 +16,7 @@ from forkpoint.errors import (
 )
 from forkpoint.limits import TILE_TOKENS
 from forkpoint.parts import PartSpec
+from forkpoint.server.engine.base import Engine
 from forkpoint.server.session.core import NodeCore
 from forkpoint.server.session.live import LiveSession, Restored
 from forkpoint.server.session.logread import read_all
@@ -178,10 +179,11 @@ class Restorer:
         began = self._core.clock.monotonic()
         size = 0
         try:
-            async with aclosing(self._parts(usable, expected)) as parts:
-                async for spec, data in parts:
-                    await call(port.load_part, sequence, spec, data)
-                    size += len(data)
+            async with aclosing(self._parts(usable, expected)) as groups:
+                async for group in groups:
+                    # One turn of the engine's for all that are there: while it steps, each turn costs a step's time.
+                    await call(load_parts, port, sequence, group)
+                    size += sum(len(data) for _, data in group)
             await call(port.end_restore, sequence)
         except BaseException:
             await call(port.free, sequence)
@@ -191,11 +193,12 @@ class Restorer:
 
     async def _parts(
         self, usable: Usable, expected: tuple[PartSpec, ...]
-    ) -> AsyncGenerator[tuple[PartSpec, Buffer], None]:
+    ) -> AsyncGenerator[list[tuple[PartSpec, Buffer]], None]:
+        load = self._core.checkpoints.load_groups
         try:
-            async with aclosing(self._core.checkpoints.load(usable.row.manifest, expected, self._identity)) as parts:
-                async for part in parts:
-                    yield part
+            async with aclosing(load(usable.row.manifest, expected, self._identity)) as groups:
+                async for group in groups:
+                    yield group
         except StoreUnavailableError as error:
             raise _SilentBlobsError(error) from error
 
@@ -240,6 +243,12 @@ class Restorer:
         ids = numerics_of(live, self._core.engine.facts.numerics_id)
         if ids is not None:
             live.note(await self._core.catalog.note_numerics(live.name, live.epoch, ids, live.row.exact and live.exact))
+
+
+def load_parts(engine: Engine, sequence: int, parts: Sequence[tuple[PartSpec, Buffer]]) -> None:
+    """In the engine's thread: fill these parts. Raises what load_part raises."""
+    for spec, data in parts:
+        engine.load_part(sequence, spec, data)
 
 
 def numerics_of(live: LiveSession, ours: str) -> tuple[str, ...] | None:

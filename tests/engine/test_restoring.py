@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 
 from forkpoint.errors import NodeCapacityError, StateIncompatibleError
+from forkpoint.model.layout import StateLayout
+from forkpoint.parts import PartSpec
 from forkpoint.server.engine.base import Capture
 from forkpoint.server.engine.batch import Work
 from forkpoint.server.engine.runner import TorchEngine
@@ -157,3 +159,21 @@ def test_a_failed_restore_leaves_a_live_session_alone(engine: TorchEngine, captu
 def test_an_unknown_sabotage_is_refused(make_engine: MakeEngine) -> None:
     with pytest.raises(ValueError, match="unknown sabotage 'other'"):
         make_engine(sabotage="other")
+
+
+def test_a_restore_asks_for_the_layout_once_however_many_parts_it_has(
+    engine: TorchEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layout, asked = StateLayout.parts, list[int]()
+
+    def counted(self: StateLayout, position: int) -> tuple[PartSpec, ...]:
+        asked.append(position)
+        return layout(self, position)
+
+    specs = engine.parts(960)
+    monkeypatch.setattr(StateLayout, "parts", counted)
+    sequence = engine.begin_restore(960)
+    for spec in specs:
+        engine.load_part(sequence, spec, bytes(spec.nbytes))
+    engine.end_restore(sequence)
+    assert len(specs) > 15 and asked.count(960) == 1

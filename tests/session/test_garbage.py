@@ -181,14 +181,14 @@ async def test_a_restore_pins_what_it_reads_and_lets_go_of_it(site: Site, monkey
     await node.idle(name)
     await node.node.pause(name, None)
     seen: list[Pin] = []
-    load = CheckpointStore.load
+    load = CheckpointStore.load_groups
 
     async def watched(self: CheckpointStore, *args: Any) -> AsyncGenerator[Any, None]:
         seen.extend(await node.catalog.list_pins())
         async for loaded in load(self, *args):
             yield loaded
 
-    monkeypatch.setattr(CheckpointStore, "load", watched)
+    monkeypatch.setattr(CheckpointStore, "load_groups", watched)
     await node.node.resume(name, None)
     assert [(pin.holder, pin.key.grid_position) for pin in seen] == [(node.node.incarnation, 80)]
     async with asyncio.timeout(10):

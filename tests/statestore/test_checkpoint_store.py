@@ -212,6 +212,19 @@ async def test_a_missing_blob_is_named_and_the_next_save_brings_it_back(store: S
     assert len(await store.load(saved.manifest)) == 3
 
 
+async def test_parts_before_a_missing_one_come_first_however_they_are_taken(store: Store) -> None:
+    saved = await store.save()
+    await store.port.delete([saved.parts[2].digest])
+    one_by_one, together = list[PartSpec](), list[PartSpec]()
+    with pytest.raises(BlobMissingError):
+        async for spec, _ in store.checkpoints.load(saved.manifest, SPECS):
+            one_by_one.append(spec)
+    with pytest.raises(BlobMissingError):
+        async for group in store.checkpoints.load_groups(saved.manifest, SPECS):
+            together += [spec for spec, _ in group]
+    assert one_by_one == together == list(SPECS[:2])
+
+
 async def test_a_store_that_fails_is_not_a_damaged_blob(store: Store) -> None:
     saved = await store.save()
     store.blobs.errors["get"] = StoreUnavailableError("blobs", "EIO")

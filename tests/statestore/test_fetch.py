@@ -1,6 +1,7 @@
 """Fetching ahead: in order, bounded, never waiting for a whole batch, and nothing left running."""
 
 import asyncio
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 
 import pytest
@@ -9,7 +10,7 @@ from forkpoint.errors import BlobMissingError, StoreUnavailableError
 from forkpoint.parts import PartSpec
 from forkpoint.statestore import fetch
 from forkpoint.statestore.codec import digest_of, encode
-from forkpoint.statestore.fetch import fetch_ahead
+from forkpoint.statestore.fetch import Fetched, fetch_ahead, fetch_groups
 from forkpoint.statestore.manifest import ManifestPart
 from forkpoint.statestore.memory.blobs import MemoryBlobs
 
@@ -134,3 +135,54 @@ async def test_a_missing_part_is_an_answer_and_a_store_out_of_reach_an_error() -
     await blobs.close()
     with pytest.raises(StoreUnavailableError):
         _ = [raw async for _, raw in fetch_ahead(blobs, parts)]
+
+
+async def first_last(blobs: SlowBlobs, groups: AsyncGenerator[list[Fetched], None]) -> list[str]:
+    """The first group's parts, when the first part is there only after all others that were begun and may be."""
+    first = asyncio.get_running_loop().create_task(anext(groups))  # owner: this function
+    async with asyncio.timeout(20):
+        while not blobs.begun or blobs.running > sum(not gate.is_set() for gate in blobs.gates.values()):
+            await asyncio.sleep(0)
+    for _ in range(20):
+        await asyncio.sleep(0)
+    blobs.gates[blobs.begun[0]].set()
+    return [part.spec.name for part, _ in await first]
+
+
+@pytest.fixture
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is read is decoded at once, not some time later in a thread."""
+
+    async def run(_: object, work: Callable[[], object]) -> object:
+        return work()
+
+    monkeypatch.setattr(fetch, "run_in", run)
+
+
+@pytest.mark.usefixtures("at_once")
+async def test_parts_that_are_there_come_together_up_to_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fetch, "GROUP_BYTES_MAX", 24)
+    blobs, parts = await stored(9)
+    for part in (*parts[1:5], parts[6]):
+        blobs.gates[part.digest].set()
+    async with aclosing(fetch_groups(blobs, parts)) as groups:
+        assert await first_last(blobs, groups) == ["part.0", "part.1", "part.2"], "three of eight bytes"
+        assert len(await anext(groups)) == 2, "the next one is not there yet"
+        blobs.gates[parts[5].digest].set()
+        assert len(await anext(groups)) == 2
+        for gate in blobs.gates.values():
+            gate.set()
+        assert sum([len(group) async for group in groups]) == 2
+
+
+@pytest.mark.usefixtures("at_once")
+async def test_what_the_caller_has_counts_as_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fetch, "AHEAD_BYTES_MAX", 32)
+    blobs, parts = await stored(9)
+    for part in parts[1:]:
+        blobs.gates[part.digest].set()
+    async with aclosing(fetch_groups(blobs, parts)) as groups:
+        assert len(await first_last(blobs, groups)) == 4
+        await begun(blobs, 4)
+        await anext(groups)
+        await begun(blobs, 8)
