@@ -79,7 +79,7 @@ def takeovers(log: Path, start: int) -> list[float]:
     return [
         datetime.fromisoformat(entry["time"]).timestamp()
         for entry in entries
-        if entry.get("message", "").endswith("its generation goes on here")
+        if " is taken over from " in entry.get("message", "")
     ]
 
 

@@ -1,6 +1,7 @@
 """Which node owns a session, and how this one comes to own it."""
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, nullcontext
 
@@ -24,6 +25,8 @@ from forkpoint.server.session.promote import catch_up, fit_generation, install, 
 from forkpoint.server.session.trials import Trials, Turn
 from forkpoint.server.session.whereabouts import Whereabouts, is_free
 from forkpoint.statestore.records import NodeRow, RequestKey, SessionRow, SessionState
+
+log = logging.getLogger(__name__)
 
 FOLLOWER_LOOK_SECONDS = 0.05
 """How often a node looks whether a follower has taken the session that it leaves to it."""
@@ -231,6 +234,8 @@ class Owners:
                 continue  # it may have taken a while
             try:
                 taken = await self._core.catalog.acquire(name, self._core.incarnation, row.epoch, request)
+                if row.owner not in ("", self._core.incarnation):
+                    log.info("%s is taken over from %s, under epoch %d", name, row.owner, taken.epoch)
                 return await self._trials.acquit(taken, elsewhere=self._was_elsewhere(row))
             except StaleEpochError:
                 continue

@@ -30,11 +30,11 @@ def test_a_wait_ends_with_the_token_behind_the_longest_gap_after_the_kill() -> N
 
 
 def test_takeovers_are_those_that_the_log_tells_after_the_kill(tmp_path: Path) -> None:
-    name, says = "workflows/w/sessions/s", "its generation goes on here"
+    name, says = "workflows/w/sessions/s", "is taken over from i-1, under epoch 2"
     lines = [
-        {"time": "2026-11-30T19:19:50.000+00:00", "message": f"{name}0: {says}"},
+        {"time": "2026-11-30T19:19:50.000+00:00", "message": f"{name}0 {says}"},
         {"event": "serving", "node": "n2"},
-        {"time": "2026-11-30T19:19:58.250+00:00", "message": f"{name}1: {says}"},
+        {"time": "2026-11-30T19:19:58.250+00:00", "message": f"{name}1 {says}"},
         {"time": "2026-11-30T19:19:59.000+00:00", "message": "the model is loaded"},
     ]
     log = tmp_path / "n2.log"
