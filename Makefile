@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: demo test check lint types stubs stubs-fresh test-triton test-gpu sim mutations oracles clean
+.PHONY: demo test test-long check lint types stubs stubs-fresh test-triton test-gpu sim mutations oracles clean
 
 $(VENV)/.runtime: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -25,10 +25,14 @@ WORKERS ?= 2
 TEST := $(BIN)/python -m pytest -q $(if $(WORKERS),-n $(WORKERS) --dist loadfile --no-loadscope-reorder)
 
 test: $(VENV)/.dev
-	$(TEST)
+	$(TEST) -m 'not long'
+
+# The tests that take longest (tests/long.py), which CI runs as well.
+test-long: $(VENV)/.dev
+	$(TEST) -m long
 
 check: $(VENV)/.dev lint types stubs-fresh
-	$(TEST)
+	$(TEST) -m 'not long'
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .

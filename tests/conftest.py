@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Final
 
 import pytest
 
+from tests.long import is_long
+
 if TYPE_CHECKING:
     import torch
 
@@ -47,10 +49,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     of tests, which puts them last: `--no-loadscope-reorder` keeps it from that."""
     here = Path(__file__).parent
 
-    def rank(item: pytest.Item) -> int:
-        place = item.path.relative_to(here).as_posix() if item.path.is_relative_to(here) else ""
-        return next((number for number, name in enumerate(LONGEST) if f"{place}/".startswith(f"{name}/")), len(LONGEST))
+    def place(item: pytest.Item) -> str:
+        return item.path.relative_to(here).as_posix() if item.path.is_relative_to(here) else ""
 
+    def rank(item: pytest.Item) -> int:
+        at = f"{place(item)}/"
+        return next((number for number, name in enumerate(LONGEST) if at.startswith(f"{name}/")), len(LONGEST))
+
+    for item in items:
+        if is_long(f"{place(item)}::{item.name}"):
+            item.add_marker(pytest.mark.long)
     items.sort(key=rank)
 
 

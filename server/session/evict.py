@@ -183,7 +183,7 @@ class Residents:
         from below the head brings it."""
         for live in list(self._core.lives.values()):
             resident = live.place is Place.RESIDENT and not live.held
-            if resident and live.generation is not None and live.consumed == live.head and not live.can_sample:
+            if resident and live.generation is not None and not live.has_row_ahead:
                 live.will_sample = True
                 await self._core.discard(live)
 

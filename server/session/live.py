@@ -168,6 +168,12 @@ class LiveSession:
         self.changed = Signal()
 
     @property
+    def has_row_ahead(self) -> bool:
+        """Whether a step can sample: from the row of the last token, or from that of one that it consumes first. Not
+        after a restore exactly at the head, for a caller who wanted the state alone."""
+        return self.can_sample or self.consumed < self.head
+
+    @property
     def head(self) -> int:
         """Length of the committed log."""
         return self.row.head

@@ -167,7 +167,7 @@ class StepLoop:
         for live in self._core.lives.values():
             if live.place is not Place.RESIDENT or live.held or live.suspect or self._core.rests(live):
                 continue
-            samples = live.generation is not None and not self._store_rests()
+            samples = live.generation is not None and live.has_row_ahead and not self._store_rests()
             if samples or live.consumed < live.head:
                 every = live.policy.every_tokens
                 found.append(
@@ -184,7 +184,9 @@ class StepLoop:
     def _still_holds(self, candidate: Candidate[SessionName]) -> bool:
         """An earlier group's step may have parked it; the node may have lost it and even have it anew."""
         live = self._residents.find(candidate.key)
-        return live is not None and live.place is Place.RESIDENT and live.consumed == candidate.consumed
+        if live is None or live.place is not Place.RESIDENT or live.consumed != candidate.consumed:
+            return False
+        return live.has_row_ahead or not candidate.wants_sample
 
     async def _schedule(self, candidates: Sequence[Candidate[SessionName]]) -> StepPlan[SessionName]:
         capacity = await self._core.engine.capacity()

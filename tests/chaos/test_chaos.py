@@ -20,12 +20,12 @@ from tests.chaos.verdict import Settings, unexpected
 from tests.support.hash_engine import HashEngine
 from tests.support.rpc_site import served
 
-SHORT = Settings(seed=20261130, seconds=7, sessions=50, tokens=24, step_pause_ms=10)
+MINUTE = Settings(seed=20261130, seconds=60, sessions=50, tokens=24, step_pause_ms=10)
 
 
 async def test_three_nodes_over_redis_keep_every_promise_whatever_goes_wrong(tmp_path: Path) -> None:
-    verdict = await play(SHORT, tmp_path, print)
-    assert verdict.sound, verdict.line(SHORT)
+    verdict = await play(MINUTE, tmp_path, print)
+    assert verdict.sound, verdict.line(MINUTE)
     assert verdict.counts["sessions"] >= 50, verdict.counts
     assert verdict.deeds.get("kill", 0) > 0 and verdict.counts["streams opened again"] > 0, verdict.deeds
 
@@ -111,4 +111,4 @@ def test_a_seed_decides_what_goes_wrong_and_what_sessions_say() -> None:
     assert len({lane.name for lane in killers(3)}) == 3
     assert plan(7, 5, 60) == plan(7, 5, 60) != plan(7, 6, 60)
     assert any(turn.children for number in range(20) for turn in plan(7, number, 60))
-    assert replace(SHORT, evils="kills").lanes == killers(1)
+    assert replace(MINUTE, evils="kills").lanes == killers(1)

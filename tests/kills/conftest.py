@@ -10,7 +10,7 @@ import pytest
 
 from tests.support.small_disk import SmallDisk
 
-KILLS_DEFAULT: Final = 10
+KILLS_DEFAULT: Final = 20
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -8,7 +8,7 @@ from tests.mutations.redis_listing import REDIS
 
 CRASH: Final = "tests/crash/test_crash.py"
 SHORT_CRASH: Final = f"{CRASH}::test_a_crash_of_a_short_script_keeps_everything_acknowledged"
-SIM: Final = "tests/sim/test_sim.py::test_every_promise_holds_in_every_run"
+SIM: Final = ("tests/sim/test_sim.py", "-k", "every_promise_holds")
 SIM_STORE: Final = "tests/sim/test_sim.py::test_nobody_is_told_what_a_failover_can_take_back"
 FORKS: Final = "tests/exactness/test_forks.py::test_a_childs_tokens_never_reach_its_parent_or_its_siblings"
 EMBEDDED: Final = ("-k", "memory or sqlite")
@@ -86,7 +86,7 @@ FENCING: Final = (
         "statestore/rules.py",
         "    if epoch != row.epoch or not row.owner:\n",
         "    if False:\n",
-        (SIM,),
+        SIM,
         fast=True,
     ),
     Mutation(
@@ -95,7 +95,7 @@ FENCING: Final = (
         "statestore/memory/log.py",
         "        if commit.epoch != stored.row.epoch or not stored.row.owner:\n",
         "        if commit.epoch > stored.row.epoch or not stored.row.owner:\n",
-        (SIM,),
+        SIM,
     ),
     Mutation(
         "skip-the-epoch-of-a-step-in-sqlite",
@@ -143,7 +143,7 @@ FENCING: Final = (
         "statestore/memory/sessions.py",
         "owner=incarnation, epoch=epoch + 1,",
         "owner=incarnation, epoch=epoch,",
-        (SIM,),
+        SIM,
     ),
     Mutation(
         "answer-from-memory",
@@ -212,7 +212,7 @@ LOG: Final = (
         "statestore/memory/rows.py",
         "        answers[answer_key(request)] = StoredAnswer(",
         "        _ = StoredAnswer(",
-        (SIM,),
+        SIM,
     ),
     Mutation(
         "take-an-answer-twice",
@@ -287,7 +287,7 @@ STATE: Final = (
         "server/session/restore.py",
         "        live.consumed = live.needed_from = position\n",
         "        live.consumed = live.needed_from = max(0, position - 1)\n",
-        (SIM,),
+        SIM,
     ),
     Mutation(
         "restore-off-the-chain",
@@ -295,7 +295,7 @@ STATE: Final = (
         "statestore/memory/catalog.py",
         "if (row.grid_position, row.chain_hash) in wanted",
         "if row.grid_position in {position for position, _ in wanted}",
-        (SIM,),
+        SIM,
     ),
     Mutation(
         "skip-the-content-digest",

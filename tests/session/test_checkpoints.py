@@ -14,7 +14,7 @@ from forkpoint.server.session.api import GenerateCall
 from forkpoint.statestore.blobs import Buffer
 from forkpoint.statestore.records import CheckpointPolicy
 from tests.support.hash_engine import HashEngine, continuation
-from tests.support.session_site import FAST, Running, Site, key, until
+from tests.support.session_site import FAST, Read, Running, Site, background, key, until
 
 PROMPT = list(bytes(range(97, 117))) * 4
 GREEDY = Sample(0.0, 0, 1.0, 0.0, 7)
@@ -270,6 +270,32 @@ async def test_a_sample_after_a_restore_exactly_at_the_head_restores_below_it(si
     read = await second.generate(GenerateCall(name, key("g"), max_tokens=20))
     assert read.tokens == continuation([3] * 64, 20, GREEDY)[0]
     assert second.node.counters.restores == 2
+
+
+async def test_a_generation_that_begins_while_a_step_is_planned_waits_for_its_row(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = await site.node()
+    await first.workflow()
+    name = await first.session("s")
+    await filled(first, name, [3] * 64, 32)
+    await first.stop()
+    second = await site.node()
+    await second.node.create_checkpoint(name, "c", None)  # restored exactly at the head
+    residents, reads = second.node._loop._residents, list["asyncio.Task[Read]"]()
+    admit = residents.admit
+
+    async def meanwhile() -> None:
+        await admit()
+        if not reads:
+            reads.append(background(second.generate(GenerateCall(name, key("g"), max_tokens=20))))
+            await until(lambda: second.node._core.lives[name].generation is not None)
+
+    monkeypatch.setattr(residents, "admit", meanwhile)
+    second.node._core.wake()
+    await until(lambda: bool(reads))
+    assert (await reads[0]).tokens == continuation([3] * 64, 20, GREEDY)[0]
+    assert second.node.counters.session_failures == 0
 
 
 async def test_a_manifest_of_another_state_is_passed_over(node: Running) -> None:
