@@ -1,5 +1,6 @@
 """The list of long tests names tests that there are."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -7,6 +8,8 @@ import pytest
 from tests.long import LONG, is_long
 
 HERE = Path(__file__).parent
+TESTED = re.compile(r"^\|[^|]+\|\s*tested\s*\|(?P<tests>[^|]+)\|", re.MULTILINE)
+NAMED = re.compile(r"`tests/(?P<place>[\w/.-]+::\w+)`")
 
 
 @pytest.mark.parametrize("pattern", LONG)
@@ -28,3 +31,9 @@ def test_a_long_test_is_marked(request: pytest.FixtureRequest) -> None:
         for item in request.session.items
         if item.path.is_relative_to(HERE) and is_long(f"{item.path.relative_to(HERE).as_posix()}::{item.name}")
     ]
+
+
+def test_a_promise_of_the_readme_has_a_test_that_is_not_long() -> None:
+    rows = TESTED.findall((HERE.parent / "README.md").read_text(encoding="utf-8"))
+    assert len(rows) > 20
+    assert [row for row in rows if all(is_long(place) for place in NAMED.findall(row))] == []

@@ -6,6 +6,8 @@ from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
+import pytest
+
 from forkpoint.client.client import Client
 from forkpoint.statestore.logrecord import LogRecord, encode_record
 from forkpoint.statestore.records import Kind
@@ -20,12 +22,14 @@ from tests.chaos.verdict import Settings, unexpected
 from tests.support.hash_engine import HashEngine
 from tests.support.rpc_site import served
 
-MINUTE = Settings(seed=20261130, seconds=60, sessions=50, tokens=24, step_pause_ms=10)
+SHORT = Settings(seed=20261130, seconds=5, sessions=50, tokens=24, step_pause_ms=10)
 
 
-async def test_three_nodes_over_redis_keep_every_promise_whatever_goes_wrong(tmp_path: Path) -> None:
-    verdict = await play(MINUTE, tmp_path, print)
-    assert verdict.sound, verdict.line(MINUTE)
+@pytest.mark.parametrize("seconds", [5, 60])
+async def test_three_nodes_over_redis_keep_every_promise_whatever_goes_wrong(tmp_path: Path, seconds: int) -> None:
+    settings = replace(SHORT, seconds=seconds)
+    verdict = await play(settings, tmp_path, print)
+    assert verdict.sound, verdict.line(settings)
     assert verdict.counts["sessions"] >= 50, verdict.counts
     assert verdict.deeds.get("kill", 0) > 0 and verdict.counts["streams opened again"] > 0, verdict.deeds
 
@@ -111,4 +115,4 @@ def test_a_seed_decides_what_goes_wrong_and_what_sessions_say() -> None:
     assert len({lane.name for lane in killers(3)}) == 3
     assert plan(7, 5, 60) == plan(7, 5, 60) != plan(7, 6, 60)
     assert any(turn.children for number in range(20) for turn in plan(7, number, 60))
-    assert replace(MINUTE, evils="kills").lanes == killers(1)
+    assert replace(SHORT, evils="kills").lanes == killers(1)

@@ -10,20 +10,21 @@ import pytest
 
 from tests.support.small_disk import SmallDisk
 
-KILLS_DEFAULT: Final = 20
+KILLS_DEFAULT: Final = 5
+KILLS_MANY: Final = 20
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """`pytest tests/kills --kills 2000` for a long run."""
-    parser.addoption("--kills", type=int, default=KILLS_DEFAULT, help=f"server kills (default {KILLS_DEFAULT})")
+    parser.addoption("--kills", type=int, default=0, help=f"server kills (default {KILLS_DEFAULT} and {KILLS_MANY})")
     parser.addoption("--kill-seed", type=int, default=20261130, help="seed of the moments")
 
 
-@pytest.fixture
+@pytest.fixture(params=[KILLS_DEFAULT, KILLS_MANY], ids=["some", "many"])
 def kills(request: pytest.FixtureRequest) -> int:
     """How often the server is killed."""
     # Without tests/kills on the command line this file is loaded too late to add its options.
-    count: int = request.config.getoption("--kills", default=KILLS_DEFAULT)
+    count: int = request.config.getoption("--kills", default=0) or request.param
     return count
 
 
