@@ -76,7 +76,11 @@ class Claims:
     async def writing(self, live: LiveSession, operation: str) -> AsyncIterator[None]:
         """The claim of an append or generate: busy is an error. Waits while the session is about to leave."""
         await self._stays(live)
-        live.begin_writer(operation)
+        try:
+            live.begin_writer(operation)
+        except SessionBusyError as busy:
+            await self._ended_unheard(live, busy)
+            live.begin_writer(operation)
         try:
             yield
         except (StoreUnavailableError, StoreFullError, SessionBusyError):
@@ -109,6 +113,14 @@ class Claims:
         finally:
             live.end_writer()
             self.core.wake()
+
+    async def _ended_unheard(self, live: LiveSession, busy: SessionBusyError) -> None:
+        """Raises `busy`, unless it is busy with nothing but a generation that has ended in the store: the commit that
+        ended it has no answer yet, and a reader that came again was shown the end."""
+        if live.writer or await self.core.catalog.open_generation(live.name) is not None:
+            raise busy
+        self.doubt(live)
+        await self.confirmed(live)
 
     async def _stays(self, live: LiveSession) -> None:
         """Until the session does not leave after all. Raises why it left, and UnavailableError when that takes long:

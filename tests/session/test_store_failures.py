@@ -21,7 +21,7 @@ from forkpoint.server.session.api import CreateSession, ForkCall, GenerateCall
 from forkpoint.statestore.calls import StepCommit, StepStatus
 from forkpoint.statestore.records import FinishReason
 from tests.support.hash_engine import continuation
-from tests.support.session_site import Read, Running, Site, key, until
+from tests.support.session_site import Read, Running, Site, background, key, until
 
 PROMPT = list(b"if it is not written it was not said")
 GREEDY = Sample(0.0, 0, 1.0, 0.0, 7)
@@ -246,3 +246,27 @@ async def test_an_answer_that_fails_one_session_is_settled_for_the_others(
         read = await node.generate(GenerateCall(name, key(name.session), max_tokens=40))
         assert read.tokens == expected
     assert "a step failed" not in caplog.text, "it was foreseen"
+
+
+async def test_what_comes_after_a_generation_whose_end_is_known_to_its_reader_alone_is_taken(node: Running) -> None:
+    """The commit of the end has taken effect, and its answer is on its way; the reader came again meanwhile."""
+    name = await node.session("s")
+    await node.append(name, PROMPT)
+    ended, answered = asyncio.Event(), asyncio.Event()
+
+    async def keep(method: str, done: bool) -> None:
+        if done and method == "commit_step" and await node.catalog.open_generation(name) is None:
+            ended.set()
+            await answered.wait()
+
+    node.faults.watch = keep
+    call = GenerateCall(name, key("g"), max_tokens=5)
+    first = background(node.generate(call))
+    await ended.wait()
+    assert (await node.generate(call)).tokens == continuation(PROMPT, 5, GREEDY)[0]
+    following = background(node.append(name, b"and on"))
+    await asyncio.sleep(0.05)
+    assert not following.done(), "it waits for the answer, which may be another one"
+    answered.set()
+    assert (await following).outcome.start == len(PROMPT) + 5
+    assert (await first).tokens == continuation(PROMPT, 5, GREEDY)[0]
