@@ -7,6 +7,7 @@ import sys
 import tokenize
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -36,11 +37,12 @@ class Source:
 
     path: str
     text: str
-    tree: ast.Module = field(repr=False)
+    nodes: tuple[ast.AST, ...] = field(repr=False)
+    """Of its syntax tree, all of them."""
 
     @classmethod
     def of(cls, path: str, text: str) -> "Source":
-        return cls(path, text, ast.parse(text, path))
+        return cls(path, text, tuple(ast.walk(ast.parse(text, path))))
 
 
 def sources(folders: Iterable[str]) -> Iterator[Source]:
@@ -63,7 +65,7 @@ def imported_modules(source: Source) -> Iterator[tuple[int, str]]:
 
     `from a.b import c` yields `a.b.c` when `a.b` is a project package (c may be a module), else `a.b`.
     """
-    for node in ast.walk(source.tree):
+    for node in source.nodes:
         if isinstance(node, ast.Import):
             for alias in node.names:
                 yield node.lineno, alias.name
@@ -103,7 +105,7 @@ def import_problems(source: Source, rooms: Mapping[str, Room], linked: frozenset
 def _aliases(source: Source) -> dict[str, str]:
     """Local name -> dotted name, for `import time as t` and `from time import monotonic`."""
     names: dict[str, str] = {}
-    for node in ast.walk(source.tree):
+    for node in source.nodes:
         if isinstance(node, ast.Import):
             for alias in node.names:
                 names[alias.asname or alias.name.split(".")[0]] = (
@@ -128,7 +130,7 @@ def banned_names(source: Source, bans: Mapping[str, Ban]) -> Iterator[str]:
     """Uses and imports of banned names, whatever they were imported as."""
     aliases = _aliases(source)
     seen: set[tuple[int, str]] = set()
-    for node in ast.walk(source.tree):
+    for node in source.nodes:
         found: list[str] = []
         if isinstance(node, ast.Attribute | ast.Name):
             name = _dotted(node, aliases)
@@ -148,7 +150,7 @@ def banned_names(source: Source, bans: Mapping[str, Ban]) -> Iterator[str]:
 def banned_statements(source: Source) -> Iterator[str]:
     """Bare or swallowing handlers, stubs that raise NotImplementedError, tasks without an owner, reminders."""
     lines = source.text.splitlines()
-    for node in ast.walk(source.tree):
+    for node in source.nodes:
         if isinstance(node, ast.ExceptHandler):
             empty = all(isinstance(child, ast.Pass) or _is_ellipsis(child) for child in node.body)
             broad = isinstance(node.type, ast.Name) and node.type.id in {"Exception", "BaseException"}
@@ -187,13 +189,14 @@ def size_problems(source: Source, file_lines_max: int, function_lines_max: int) 
     count = len(source.text.splitlines())
     if count > file_lines_max:
         yield f"{source.path}: {count} lines, at most {file_lines_max}: one noun a file"
-    for node in ast.walk(source.tree):
+    for node in source.nodes:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.end_lineno is not None:
             length = node.end_lineno - node.lineno + 1
             if length > function_lines_max:
                 yield f"{source.path}:{node.lineno}: {node.name} has {length} lines, at most {function_lines_max}"
 
 
+@cache
 def names_of_tests(path: Path) -> set[str]:
     """Names of the test functions and methods in a file."""
     nodes = ast.walk(ast.parse(path.read_text(encoding="utf-8")))
