@@ -238,10 +238,10 @@ class Followers:
     async def _restart(self, follower: Follower) -> None:
         """The session was turned back, or the store lost the end of its log: restore what it is now."""
         async with follower.turn:
-            if follower.owned or follower.live.gone is not None:
-                return
             try:
                 row = await self._core.catalog.get_session(follower.name)
+                if follower.owned or follower.live.gone is not None:
+                    return
                 old = follower.begin(row)
                 await self._core.free_sequence(old)
             except ForkpointError as error:

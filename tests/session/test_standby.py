@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from forkpoint.errors import NodeCapacityError, SessionRelocatingError, StaleEpochError
+from forkpoint.errors import NodeCapacityError, SessionRelocatingError, StaleEpochError, UnavailableError
 from forkpoint.ids import SessionName
 from forkpoint.server.session.api import CreateSession, ForkCall
 from forkpoint.server.session.follower import Follower
@@ -194,3 +194,28 @@ async def test_a_follower_that_is_not_exact_is_none(memory_site: Site) -> None:
     await reports.aclose()
     await ends_well(memory_site, name, PROMPT, first)
     assert (await second.catalog.get_session(name)).numerics_ids == ("hash-1",), "a follower writes nothing"
+
+
+async def test_a_standby_that_is_given_up_while_it_begins_anew_leaves_nothing(memory_site: Site) -> None:
+    first, second = await nodes(memory_site)
+    name = await speaks(first)
+    await first.node.update_session(name, None, None, None, None, standbys=1)
+    follower = await follows(memory_site, second)
+    asked, go_on = asyncio.Event(), asyncio.Event()
+
+    async def keep(method: str, done: bool) -> None:
+        if done and method == "get_session" and follower.turn.locked():
+            asked.set()
+            await go_on.wait()
+
+    second.faults.watch = keep
+    await first.node.rewind(name, 20, None)
+    async with asyncio.timeout(10):
+        await asked.wait()  # it knows that the log is another one, and asks what it is now
+    await second.node._core.unfollow(follower, UnavailableError("a step of it failed"))
+    second.faults.watch = None
+    go_on.set()
+    await first.node.update_session(name, None, None, None, None, standbys=0)
+    await until(lambda: not follower.turn.locked() and not second.node._core.follows)
+    await until(lambda: not second.node._followers._restores)
+    assert second.engine.sequences == {}
