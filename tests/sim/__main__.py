@@ -14,6 +14,7 @@ from tests.sim.world import Outcome, run_seed
 
 CHUNK = 25
 FAILURES_SHOWN = 5
+TOLD_EVERY = 500
 
 
 def run_many(first: int, count: int) -> list[Outcome]:
@@ -71,6 +72,8 @@ def main() -> int:
             print(f"    again: python -m tests.sim --seed {outcome.seed}", flush=True)
             if failures >= FAILURES_SHOWN:
                 break
+        if (done := outcome.seed + 1 - given.first) % TOLD_EVERY == 0:
+            print(f"{done} of {given.seeds} ran, {time.perf_counter() - began:.0f} s", file=sys.stderr, flush=True)
     seconds = time.perf_counter() - began
     print(f"{given.seeds} seeds from {given.first}, {failures} failed, {seconds:.0f} s")
     print(", ".join(f"{count} {what}" for what, count in sorted(totals.items())))
