@@ -51,7 +51,8 @@ class TaskOwner:
         self._open_group(work)
         result: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         result.add_done_callback(_retrieve)
-        self.spawn(self._into(work, result), name)
+        task = self.spawn(self._into(work, result), name)
+        task.add_done_callback(lambda _: self._cut_off(work, result))
         return await asyncio.shield(result)
 
     def _open_group(self, work: Coroutine[Any, Any, object]) -> asyncio.TaskGroup:
@@ -70,6 +71,12 @@ class TaskOwner:
             raise
         else:
             result.set_result(value)
+
+    def _cut_off(self, work: Coroutine[Any, Any, T], result: "asyncio.Future[T]") -> None:
+        """The caller's answer, when the task was cancelled before it began: nothing else gives one."""
+        if not result.done():
+            work.close()
+            result.set_exception(NodeDrainingError(self._node))
 
     async def _hold(self, ready: asyncio.Event) -> None:
         async with asyncio.TaskGroup() as group:

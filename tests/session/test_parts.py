@@ -23,7 +23,7 @@ from forkpoint.statestore.base import Catalog
 from forkpoint.statestore.memory.catalog import MemoryCatalog
 from forkpoint.statestore.records import Kind, LogSlice, NodeRow, NodeStatus, StoreMarker
 from tests.support.hash_engine import HashEngine
-from tests.support.session_site import MARKER, Running, Site, key, until
+from tests.support.session_site import MARKER, Running, Site, background, key, until
 
 
 class HandClock:
@@ -358,3 +358,21 @@ async def test_a_queue_has_an_end(site: Site, monkeypatch: pytest.MonkeyPatch) -
         await node.generate(GenerateCall(name, key("late"), max_tokens=3))
     await asyncio.gather(*(task for _, task in readers))
     assert (await node.generate(GenerateCall(name, key("late"), max_tokens=3))).tokens
+
+
+async def test_a_caller_whose_work_is_cut_off_before_it_began_is_answered() -> None:
+    tasks, began = TaskOwner("n"), asyncio.Event()
+    await tasks.start()
+
+    async def work() -> None:
+        began.set()
+
+    caller = background(tasks.run(work(), "work"))
+    await asyncio.sleep(0)
+    for task in tasks._tasks:
+        task.cancel()  # as `close` does
+    async with asyncio.timeout(5):
+        with pytest.raises(NodeDrainingError):
+            await caller
+    assert not began.is_set()
+    await tasks.close()
