@@ -244,16 +244,20 @@ def test_a_loop_that_grpc_wakes_for_nothing_says_nothing_and_other_errors_are_to
 
 
 CARELESS = """
-import sys, threading
+import contextlib, sys, threading
+from forkpoint.client.errors import ClientClosedError
 from forkpoint.client.sync import Client
-from forkpoint.client.wire import Wire
+
+def wait():
+    with contextlib.suppress(ClientClosedError):  # which is what the end of the program is to a thread that lives on
+        list(reader)
 
 client = Client(sys.argv[1])
 session = client.sessions.create("w", sys.argv[2], seed=7)
 session.append(text="hello")
 reader = session.tokens(follow=True)
 print(len(next(reader).token_ids), flush=True)
-waiting = threading.Thread(target=lambda: list(reader), daemon=True)
+waiting = threading.Thread(target=wait, daemon=True)
 waiting.start()
 """
 

@@ -232,7 +232,7 @@ async def test_a_slow_reader_holds_back_the_sender(neighbours: Neighbours) -> No
             sent = desk.sent_bytes
             await asyncio.sleep(0.1)
         call.cancel()
-    assert sent < len(huge) // 4
+    assert sent < len(huge) // 2, "gRPC widens a window to 16 MiB at most"
 
 
 async def test_a_stack_takes_from_a_peer_what_no_tier_has_and_keeps_it(neighbours: Neighbours) -> None:

@@ -168,6 +168,9 @@ class HashEngine:
     def check(self) -> list[str]:
         return []
 
+    def bury(self) -> None:
+        """Its process is dead: an engine that keeps its thread waiting lets it go."""
+
     def _run(self, work: Work) -> Sampled | None:
         state = self._get(work.sequence)
         assert work.start == state.consumed, f"work begins at {work.start}, {state.consumed} are consumed"

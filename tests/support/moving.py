@@ -122,7 +122,8 @@ async def ends_well(site: Site, name: SessionName, tokens: Sequence[int], owner:
     async with asyncio.timeout(PATIENCE_SECONDS):
         while True:
             row = await site.nodes[0].catalog.get_session(name)
-            if not row.migration and not any(node.node._core.follows for node in site.nodes):
+            owners = [node for node in site.nodes if name in node.node._core.lives]  # the old one hears of it later
+            if not row.migration and len(owners) == 1 and not any(node.node._core.follows for node in site.nodes):
                 break
             await asyncio.sleep(0.005)
     node, live = owner_of(site, name)

@@ -151,7 +151,11 @@ class Running:
         """As SIGKILL."""
         self.site.nodes.remove(self)
         del self.site.street.nodes[self.options.address]
-        await self.node.abandon()
+        abandoning = background(self.node.abandon())
+        if not (await asyncio.wait([abandoning], timeout=0.1))[0]:
+            # Work that is cut off waits for the engine's thread, which a killed process has no more.
+            self.engine.bury()
+        await abandoning
         await self._close()
 
     async def _close(self) -> None:
