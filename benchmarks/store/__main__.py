@@ -58,22 +58,23 @@ def main() -> None:
         for row in rows:
             print(f"{row.case:64} {row.metric:24} {row.value:12.3f} {row.unit}")
         return
-    print(write("store", [*earlier(set(chosen)), *rows]))
+    before = earlier(RESULTS / "store.jsonl", set(chosen))
+    path = write("store", rows)
+    path.write_text("".join(before) + path.read_text(encoding="utf-8"), encoding="utf-8")
+    print(path)
 
 
-def earlier(again: set[str]) -> list[Measurement]:
-    """Rows of sections that this run leaves alone, when they are of this machine."""
-    path = RESULTS / "store.jsonl"
+def earlier(path: Path, again: set[str]) -> list[str]:
+    """Lines of sections that this run leaves alone, when they are of this machine, each with its own commit."""
     if not path.exists():
         return []
     kept, section = [], ""
-    for line in path.read_text(encoding="utf-8").splitlines():
+    for line in path.read_text(encoding="utf-8").splitlines(keepends=True):
         fields = json.loads(line)
         if fields["metric"] == "1-minute load":
             section = fields["case"].partition(":")[0]
         if section not in again and fields["machine"] == machine():
-            names = ("benchmark", "machine", "commit", "date")
-            kept.append(Measurement(**{name: value for name, value in fields.items() if name not in names}))
+            kept.append(line)
     return kept
 
 

@@ -41,9 +41,20 @@ def line(row: Row) -> str:
 
 def table(rows: list[Row]) -> str:
     """All rows, with the machine above them."""
-    note = f"{rows[0]['machine']}, commit `{rows[0]['commit']}`, {rows[0]['date']}."
+    note = "\n".join(notes(rows))
     rule = "|" + " --- |" * (HEAD.count("|") - 1)
     return "\n".join([note, "", HEAD, rule, *map(line, rows)])
+
+
+def notes(rows: list[Row]) -> list[str]:
+    """Where rows were measured: a line for each run, which names its sections if there are several runs."""
+    runs = dict[tuple[str, str, str], list[str]]()
+    for row in rows:
+        sections = runs.setdefault((row["machine"], row["commit"], row["date"]), [])
+        if row["metric"] == "1-minute load":
+            sections.append(row["case"].partition(":")[0])
+    told = [(f"{machine}, commit `{commit}`, {date}", sections) for (machine, commit, date), sections in runs.items()]
+    return [f"{run}: {', '.join(sections)}." if len(told) > 1 else f"{run}." for run, sections in told]
 
 
 def filled(page: str, rows: list[Row]) -> str:

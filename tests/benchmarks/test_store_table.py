@@ -1,5 +1,6 @@
 """The table of the state store's figures is its result file's, and says by how much and against what."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,7 @@ from benchmarks.page import END
 from benchmarks.plots import read
 from benchmarks.record import RESULTS, Measurement, save
 from benchmarks.store import table
+from benchmarks.store.__main__ import earlier
 
 ROWS = [
     Measurement("commits: the machine before it", "1-minute load", "load", 0.25),
@@ -40,3 +42,16 @@ def test_the_table_replaces_what_is_between_the_marks(tmp_path: Path) -> None:
 def test_the_page_in_the_repository_is_that_of_its_result_file() -> None:
     page = table.PAGE.read_text(encoding="utf-8")
     assert table.filled(page, read(RESULTS / "store.jsonl")) == page
+
+
+def test_sections_of_an_earlier_run_keep_their_commit(tmp_path: Path) -> None:
+    forks = Measurement("forks: the machine before it", "1-minute load", "load", 0.5)
+    path = save("store", [*ROWS[:2], forks], at="0123abcd", folder=tmp_path)
+    kept = earlier(path, {"forks"})
+    assert [json.loads(line)["case"] for line in kept] == [row.case for row in ROWS[:2]]
+    assert {json.loads(line)["commit"] for line in kept} == {"0123abcd"}
+    again = save("store", [forks], at="4567cdef", folder=tmp_path)
+    again.write_text("".join(kept) + again.read_text(encoding="utf-8"), encoding="utf-8")
+    notes = table.notes(read(again))
+    assert [note.partition("commit ")[2].partition(",")[0] for note in notes] == ["`0123abcd`", "`4567cdef`"]
+    assert [note.rpartition(": ")[2] for note in notes] == ["commits.", "forks."]
