@@ -257,13 +257,19 @@ async def test_state_of_other_numerics_is_replayed_when_short_and_marked_when_no
     assert third.node.counters.inexact_restores == 1
 
 
-async def test_a_sample_after_a_restore_exactly_at_the_head_restores_below_it(site: Site) -> None:
+async def left_at_a_grid_point(site: Site) -> tuple[Running, SessionName]:
+    """A node that has not touched the session yet, whose newest checkpoint is at its head of 64 tokens."""
     first = await site.node()
     await first.workflow()
     name = await first.session("s")
     await filled(first, name, [3] * 64, 32)
     await first.stop()
     second = await site.node()
+    return second, name
+
+
+async def test_a_sample_after_a_restore_exactly_at_the_head_restores_below_it(site: Site) -> None:
+    second, name = await left_at_a_grid_point(site)
     view = await second.node.create_checkpoint(name, "c", None)
     assert view.row.grid_position == 64
     assert second.node.counters.replayed_tokens == 0, "the checkpoint at the head served"
@@ -275,12 +281,7 @@ async def test_a_sample_after_a_restore_exactly_at_the_head_restores_below_it(si
 async def test_a_generation_that_begins_while_a_step_is_planned_waits_for_its_row(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first = await site.node()
-    await first.workflow()
-    name = await first.session("s")
-    await filled(first, name, [3] * 64, 32)
-    await first.stop()
-    second = await site.node()
+    second, name = await left_at_a_grid_point(site)
     await second.node.create_checkpoint(name, "c", None)  # restored exactly at the head
     residents, reads = second.node._loop._residents, list["asyncio.Task[Read]"]()
     admit = residents.admit
