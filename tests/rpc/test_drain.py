@@ -148,21 +148,28 @@ async def test_calls_that_are_refused_while_a_node_stops_get_their_status_or_are
         direct = Connection(cluster.by_name["a"].address)
         request = session_service_pb2.GetSessionRequest(name="workflows/w/sessions/nobody")
 
-        async def ask() -> int:
-            """Until the node is gone; how often it said that there is no such session."""
-            for count in range(100_000):
+        told = 0
+        busy = asyncio.Event()
+
+        async def ask() -> None:
+            """Until the node is gone."""
+            nonlocal told
+            for _ in range(100_000):
                 with pytest.raises(grpc.aio.AioRpcError) as failure:
                     await direct.sessions.GetSession(request, timeout=10)
                 error = remote_error(failure.value)
                 if error.is_retryable:
-                    return count
+                    return
                 assert (error.code, error.reason) == ("NOT_FOUND", "NOT_FOUND"), error
+                told += 1
+                if told > 80:
+                    busy.set()
             raise AssertionError("the node never went")
 
         try:
             asking = asyncio.gather(*(ask() for _ in range(40)))
-            await asyncio.sleep(0.1)
+            await busy.wait()
             await cluster.stop("a")
-            assert sum(await asking) > 40
+            await asking
         finally:
             await direct.channel.close()

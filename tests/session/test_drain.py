@@ -1,6 +1,7 @@
 """A node that is drained: what it has goes to others or is parked, it takes nothing new, and nothing is lost."""
 
 import asyncio
+import itertools
 import random
 from contextlib import aclosing
 from dataclasses import replace
@@ -97,10 +98,19 @@ async def test_a_drain_that_is_broken_off_leaves_the_rest_where_it_is(site: Site
     names = [await node.session(f"s{number}") for number in range(12)]
     for name in names:
         await node.append(name, PROMPT)
+    releases, go_on = itertools.count(), asyncio.Event()
+
+    async def keep(call: str, after: bool) -> None:
+        """All releases but the first wait."""
+        if call == "release" and not after and next(releases):
+            await go_on.wait()
+
+    node.faults.watch = keep
     async with asyncio.timeout(10), aclosing(node.node.drain()) as reports:  # type: ignore[type-var]
         async for report in reports:
             if report.parked:
                 break
+    go_on.set()
     left = set(node.node._core.lives)
     assert left and not any(live.held for live in node.node._core.lives.values())
     gone = next(name for name in names if name not in left)
