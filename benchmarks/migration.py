@@ -21,7 +21,7 @@ from typing import Final
 
 from benchmarks.cluster import NodeProcess, TimedStream, grown, nodes
 from benchmarks.percentile import percentile
-from benchmarks.record import Measurement, save, write
+from benchmarks.record import RESULTS, Measurement, save, show
 from forkpoint.client.client import Client
 from forkpoint.client.generation import Generation
 from forkpoint.client.session import Session
@@ -159,11 +159,11 @@ def rows_of(model: str, length: int, found: Downtimes) -> list[Measurement]:
     return rows
 
 
-async def measure(folder: Path, model: Path, given: argparse.Namespace) -> list[Measurement]:
-    """All lengths, one after the other."""
+async def measure(folder: Path, model: Path, given: argparse.Namespace) -> None:
+    """All lengths, one after the other; what is there is saved after each."""
     room = 2 * (max(given.lengths) + TOKENS // 16)
     settings = {"model": model, "device": given.device, "slots": 8, "pages": 2 * room // PAGE_TOKENS}
-    rows = []
+    rows: list[Measurement] = []
     async with (
         nodes(folder, 2, {**settings, "gc_interval_seconds": 0}, given.catalog) as pair,
         Client([node.address for node in pair], patience_s=300) as client,
@@ -171,9 +171,10 @@ async def measure(folder: Path, model: Path, given: argparse.Namespace) -> list[
         await client.workflows.create("w")
         for length in given.lengths:
             found = await downtimes(Pair(client, pair), length, given.moves, given.others)
-            rows += rows_of(model.name, length, found)
-            print(length, found, flush=True)
-    return rows
+            new = rows_of(model.name, length, found)
+            rows += new
+            show(new)
+            save(given.name, rows, given.on, given.at, given.into)
 
 
 def roomy(model: Path, folder: Path, tokens: int) -> Path:
@@ -201,16 +202,12 @@ def main() -> None:
     parser.add_argument("--name", default="migration", help="of the file in benchmarks/results")
     parser.add_argument("--on", help="the machine in words (default: this CPU)")
     parser.add_argument("--at", help="the commit (default: git's)")
-    parser.add_argument("--into", type=Path, help="folder for the results (default: benchmarks/results)")
+    parser.add_argument("--into", type=Path, default=RESULTS, help="folder for the results")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="forkpoint-migration-") as temporary:
         folder = Path(temporary)
         model = roomy(given.model, folder, 2 * max(given.lengths))
-        rows = asyncio.run(measure(folder, model, given))
-    if given.on is None and given.into is None:
-        print(write(given.name, rows))
-    else:
-        print(save(given.name, rows, given.on, given.at, *([given.into] if given.into else [])))
+        asyncio.run(measure(folder, model, given))
 
 
 if __name__ == "__main__":

@@ -99,6 +99,11 @@ def save(
 def write(benchmark: str, rows: list[Measurement], folder: Path = RESULTS) -> Path:
     """Save and print one run's rows."""
     path = save(benchmark, rows, folder=folder)
-    for row in rows:
-        print(f"{row.case:48} {row.metric:16} {row.value:12.3f} {row.unit}")
+    show(rows)
     return path
+
+
+def show(rows: list[Measurement]) -> None:
+    """Print rows."""
+    for row in rows:
+        print(f"{row.case:48} {row.metric:16} {row.value:12.3f} {row.unit}", flush=True)
