@@ -8,6 +8,7 @@ from tests.support.distance import distance
 from tests.support.model_runs import ModelRun, random_ids
 from tests.support.random_model import Kind, fitted, random_model
 from tests.support.reference_model import reference_logits
+from tests.support.routes import RecordedRoutes
 
 KINDS: list[Kind] = ["kimi-linear", "k3"]
 
@@ -63,10 +64,12 @@ def test_attention_residuals_in_blocks_of_any_size_are_right_and_exact(block: in
     )
     ids = random_ids(config, 40)
     run = ModelRun(config, weights, device, tokens=64)
+    routes = RecordedRoutes(run.decoder)
     whole = run.consume([(0, ids)])
-    expected = reference_logits(config.raw, weights, ids)
-    far = distance(whole, expected)
+    far = distance(whole, reference_logits(config.raw, weights, ids))
     assert far.within(config, device), far
+    far = distance(whole, reference_logits(config.raw, weights, ids, routes.layers()))
+    assert far.within(config, device, given_routes=True), far
     assert torch.equal(run.cut(1, ids, [7, 9, 1]), whole)
     packed = run.consume([(2, ids[:5]), (3, ids)])
     assert torch.equal(packed[5:], whole)

@@ -10,6 +10,7 @@ from tests.support.distance import distance
 from tests.support.model_runs import ModelRun, random_ids
 from tests.support.random_model import Kind, fitted, random_config, random_weights
 from tests.support.reference_model import reference_logits
+from tests.support.routes import RecordedRoutes
 
 CASES: list[tuple[Kind, dict[str, Any]]] = [
     ("bounded", {}),
@@ -39,11 +40,14 @@ def test_logits_match_the_fp64_recurrence(
     config = with_gate(random_config(kind, **fitted(device, **choices)), full_rank)
     weights = random_weights(config, seed=3)
     ids = random_ids(config, 150)
-    expected = reference_logits(config.raw, weights, ids)
-    logits = ModelRun(config, weights, device, slots=1).consume([(0, ids)])
+    run = ModelRun(config, weights, device, slots=1)
+    routes = RecordedRoutes(run.decoder)
+    logits = run.consume([(0, ids)])
     assert logits.dtype == torch.float32
-    far = distance(logits, expected)
+    far = distance(logits, reference_logits(config.raw, weights, ids))
     assert far.within(config, device), far
+    far = distance(logits, reference_logits(config.raw, weights, ids, routes.layers()))
+    assert far.within(config, device, given_routes=True), far
 
 
 def test_an_untrained_slow_gate_is_exact_enough_over_many_tokens(device: torch.device) -> None:

@@ -9,8 +9,8 @@ from torch import Tensor
 from forkpoint.model.config import ModelConfig
 from tests.support.model_runs import logits_tolerance
 
-BF16_NOISE: Final = 10.0
-"""Of a model with experts on a GPU: rounding to bf16 sends a token that is near a tie to another expert."""
+BF16_NOISE: Final = 4.0
+"""Of a model with experts on a GPU."""
 
 
 @dataclass(frozen=True)
@@ -20,12 +20,18 @@ class Distance:
     median: float
     worst: float
 
-    def within(self, config: ModelConfig, device: torch.device, noise: float = 1.0) -> bool:
+    def within(
+        self, config: ModelConfig, device: torch.device, noise: float = 1.0, given_routes: bool = False
+    ) -> bool:
         """Whether the median token is as near as the device's precision lets it be, and the worst within `noise` times
-        as much."""
-        if device.type == "cuda" and config.moe is not None:
-            noise = BF16_NOISE
+        as much.
+
+        Rounding to bf16 sends a token that is near a tie to another expert, and then it may be anything. So on a GPU
+        the worst token of a model with experts counts only when the other one was given the same routes.
+        """
         tolerance = logits_tolerance(device)
+        if device.type == "cuda" and config.moe is not None:
+            noise = BF16_NOISE if given_routes else float("inf")
         return self.median <= tolerance and self.worst <= noise * tolerance
 
     def __str__(self) -> str:

@@ -4,7 +4,7 @@ Reads a `config.json` and tensors as a folder holds them: with or without `langu
 without their middle axis, `A_log` padded, experts as MXFP4.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -14,9 +14,15 @@ Raw = Mapping[str, Any]
 Weights = dict[str, Tensor]
 
 
-def reference_logits(config: Raw, tensors: Mapping[str, Tensor], ids: Sequence[int]) -> Tensor:
-    """Logits [T, vocab] fp64 of a whole sequence."""
+def reference_logits(
+    config: Raw, tensors: Mapping[str, Tensor], ids: Sequence[int], routes: Sequence[Tensor] | None = None
+) -> Tensor:
+    """Logits [T, vocab] fp64 of a whole sequence.
+
+    `routes`: the experts that its tokens go to, [T, k] of each layer that has some, instead of those it would choose.
+    """
     config = config.get("text_config", config)
+    given = None if routes is None else iter(routes)
     w = {
         name.removeprefix("language_model."): t if t.dtype == torch.uint8 else t.double() for name, t in tensors.items()
     }
@@ -34,7 +40,7 @@ def reference_logits(config: Raw, tensors: Mapping[str, Tensor], ids: Sequence[i
         h = x if mixed is None else _mix(bank, x, own, "mlp_res", eps)
         h = _rms(h, own["post_attention_layernorm.weight"], eps)
         experts = _inside(own, "block_sparse_moe.")
-        x = x + (_moe(config, experts, h) if experts else _glu(config, _inside(own, "mlp."), h))
+        x = x + (_moe(config, experts, h, given) if experts else _glu(config, _inside(own, "mlp."), h))
     if mixed is not None:
         x = _mix(bank, x, w, "model.output_attn_res", eps)
     head = w["model.embed_tokens.weight"] if config.get("tie_word_embeddings") else w["lm_head.weight"]
@@ -70,9 +76,12 @@ def _glu(config: Raw, w: Weights, x: Tensor) -> Tensor:
     return _activate(config, gate, up) @ w["down_proj.weight"].T
 
 
-def _moe(config: Raw, w: Weights, x: Tensor) -> Tensor:
+def _moe(config: Raw, w: Weights, x: Tensor, given: Iterator[Tensor] | None) -> Tensor:
     scores = torch.sigmoid(x @ w["gate.weight"].T)
-    chosen = (scores + w["gate.e_score_correction_bias"]).topk(config["num_experts_per_token"], dim=1).indices
+    if given is not None:
+        chosen = next(given)
+    else:
+        chosen = (scores + w["gate.e_score_correction_bias"]).topk(config["num_experts_per_token"], dim=1).indices
     weights = scores.gather(1, chosen)
     if config.get("moe_renormalize", True) and chosen.shape[1] > 1:
         weights = weights / (weights.sum(1, keepdim=True) + 1e-20)
