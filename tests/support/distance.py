@@ -20,9 +20,7 @@ class Distance:
     median: float
     worst: float
 
-    def within(
-        self, config: ModelConfig, device: torch.device, noise: float = 1.0, given_routes: bool = False
-    ) -> bool:
+    def within(self, config: ModelConfig, device: torch.device, noise: float = 1.0, given_routes: bool = False) -> bool:
         """Whether the median token is as near as the device's precision lets it be, and the worst within `noise` times
         as much.
 

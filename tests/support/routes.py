@@ -34,7 +34,7 @@ class RecordedRoutes:
         for layer in decoder.layers:
             if isinstance(layer.ffn, SparseMoe):
                 self._layers.append([])
-                layer.ffn.kernels = _Noted(layer.ffn.kernels, self._layers[-1])  # type: ignore[assignment]
+                layer.ffn.kernels = _Noted(layer.ffn.kernels, self._layers[-1])
 
     def layers(self) -> list[Tensor]:
         """int64 [R, k] of each layer with experts, in the order of the rows."""
