@@ -11,12 +11,13 @@ from forkpoint.model.config import ModelConfig
 from forkpoint.model.ffn import GluFfn
 from forkpoint.model.inventory import PACKED_SUFFIX
 from forkpoint.model.kda_layer import KdaAttention
-from forkpoint.model.kernels import Kernels, Step, choose_kernels
+from forkpoint.model.kernels import Kernels, choose_kernels
 from forkpoint.model.mla_layer import MlaAttention
 from forkpoint.model.moe import SparseMoe
 from forkpoint.model.residual import BlockNorm, MixedStream, PlainStream, Stream, mix_weight
 from forkpoint.model.rows import RowBatch
 from forkpoint.model.state import StateTensors
+from forkpoint.model.step import Step
 from forkpoint.model.table import WeightTable
 from forkpoint.model.weights import check_weights
 
@@ -94,6 +95,8 @@ class HybridDecoder:
         mix = mix_weight(table, "model.output_attn_res") if mixed else None
         self.norm = BlockNorm(table["model.norm.weight"], mix)
         self.head = self.embedding if config.tie_word_embeddings else table["lm_head.weight"]
+        self.replay = True
+        """Decode steps may be recorded and replayed (`Kernels.run`): no result depends on it."""
 
     @torch.inference_mode()
     def forward(self, batch: RowBatch, tensors: StateTensors) -> Tensor:
@@ -103,7 +106,9 @@ class HybridDecoder:
         Writes only to the batch's slots and to the pages of the rows' positions.
         """
         batch.check(self.config.vocab_size)
-        step = self.kernels.step(batch, tensors)
+        return self.kernels.run(batch, tensors, self._run_layers, self.replay)
+
+    def _run_layers(self, step: Step) -> Tensor:
         stream = self._stream(step.embed(self.embedding))
         for layer in self.layers:
             layer.forward(stream, step)

@@ -7,6 +7,7 @@ and layout of the state follow from it, and the numerics id names it.
 
 import importlib.util
 import logging
+from collections.abc import Callable
 from typing import Protocol
 
 import torch
@@ -21,40 +22,12 @@ from forkpoint.kernels.staging.pieces import Table
 from forkpoint.model.config import ModelConfig
 from forkpoint.model.rows import RowBatch
 from forkpoint.model.state import StateDtypes, StateTensors
+from forkpoint.model.step import Step
 from forkpoint.model.torch_kernels import TorchKernels
 
 __all__ = ["KdaWeights", "Kernels", "Step", "choose_kernels"]
 
 log = logging.getLogger(__name__)
-
-
-class Step(Protocol):
-    """One batch on its way through the model: what all its layers share was planned and copied to the device once.
-
-    Rows are in the step's own order between `embed` and `finish`.
-    """
-
-    def embed(self, table: Tensor) -> Tensor:
-        """Residual rows [R, hidden] of the batch's tokens; table [vocab, hidden]."""
-        ...
-
-    def kda(self, x: Tensor, z: Tensor, b: Tensor, weights: KdaWeights, layer: int) -> Tensor:
-        """Convolution, normalised q and k, gates and the delta rule of the `layer`-th KDA layer, whose slots move on.
-
-        x [R, H (2 K + V)] conv inputs, z [R, H K] raw decay gate, b [R, H] logits of beta -> o [R, H, V].
-        """
-        ...
-
-    def attend(self, q: Tensor, latents: Tensor, rank: int, scale: float, layer: int) -> Tensor:
-        """Writes latents [R, r + dr] to the pages of the `layer`-th MLA layer, then attends to them.
-
-        q [R, Hq, r + dr] absorbed -> [R, Hq, r].
-        """
-        ...
-
-    def finish(self, rows: Tensor) -> Tensor:
-        """Stores the final-norm rows that the slots keep, and returns all of them in the batch's order."""
-        ...
 
 
 class Kernels(Protocol):
@@ -84,8 +57,9 @@ class Kernels(Protocol):
         """A weight [H, A, B] in the form that `per_head` takes."""
         ...
 
-    def step(self, batch: RowBatch, tensors: StateTensors) -> Step:
-        """Plans one batch over the slots and pages of `tensors`."""
+    def run(self, batch: RowBatch, tensors: StateTensors, layers: Callable[[Step], Tensor], replay: bool) -> Tensor:
+        """Plans one batch over the slots and pages of `tensors` and runs `layers`, the same in every call, on it: their
+        result [R, hidden]. `replay`: they may be recorded in one step and replayed in a later one."""
         ...
 
     def linear(self, x: Tensor, weight: Tensor) -> Tensor:

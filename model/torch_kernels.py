@@ -1,5 +1,7 @@
 """TorchKernels: the plain-torch definitions in fp32, exact on a CPU, and on a GPU for what Triton does not take."""
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -22,6 +24,7 @@ from forkpoint.kernels.staging import naive as staging
 from forkpoint.kernels.staging.pieces import Table
 from forkpoint.model.rows import RowBatch
 from forkpoint.model.state import StateDtypes, StateTensors
+from forkpoint.model.step import Step
 
 
 class TorchStep:
@@ -80,8 +83,8 @@ class TorchKernels:
     def per_head_weight(self, weight: Tensor) -> Tensor:
         return weight.contiguous()
 
-    def step(self, batch: RowBatch, tensors: StateTensors) -> TorchStep:
-        return TorchStep(batch, tensors)
+    def run(self, batch: RowBatch, tensors: StateTensors, layers: Callable[[Step], Tensor], replay: bool) -> Tensor:
+        return layers(TorchStep(batch, tensors))
 
     def linear(self, x: Tensor, weight: Tensor) -> Tensor:
         return linear(x, weight)

@@ -1,5 +1,7 @@
 """TritonKernels: bf16 rows and matrices, fp32 sums and residuals, on a GPU. Importing this imports triton."""
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -11,7 +13,7 @@ from forkpoint.kernels.ffn.triton import glu, sigmoid_gate
 from forkpoint.kernels.filters.triton import VOCABULARY_MAX
 from forkpoint.kernels.kda.triton import limits as kda_limits
 from forkpoint.kernels.matmul.triton import linear
-from forkpoint.kernels.mla.triton.launch import RANK_MAX, ROPE_MAX
+from forkpoint.kernels.mla.triton.launch import RANK_MAX, ROPE_MAX, works_of
 from forkpoint.kernels.norm.triton import WIDTH_MAX, add_rms_norm, gated_rms_norm, rms_norm
 from forkpoint.kernels.per_head.triton import per_head_linear
 from forkpoint.kernels.router.routes import Router, Routes
@@ -20,11 +22,14 @@ from forkpoint.kernels.sampler.naive import SamplingRows
 from forkpoint.kernels.sampler.triton import sample
 from forkpoint.kernels.staging import triton as staging
 from forkpoint.kernels.staging.pieces import Table
+from forkpoint.kernels.tables import one_copy
 from forkpoint.model.config import ModelConfig
 from forkpoint.model.inventory import kept_dtype
 from forkpoint.model.rows import RowBatch
 from forkpoint.model.state import TORCH_DTYPES, StateDtypes, StateTensors
-from forkpoint.model.triton_step import StepPlan, TritonStep
+from forkpoint.model.step import Step
+from forkpoint.model.step_graphs import CudaRecorder, Recorder, StepGraphs
+from forkpoint.model.triton_step import HostStep, TritonStep
 
 
 def why_not(config: ModelConfig, capability: tuple[int, int]) -> str | None:
@@ -58,10 +63,14 @@ class TritonKernels:
     compute_dtype: torch.dtype = torch.bfloat16
     dtypes: StateDtypes = StateDtypes(kda="float32", activation="bfloat16", opened="factors")
 
-    def __init__(self, config: ModelConfig, device: torch.device) -> None:
+    def __init__(self, config: ModelConfig, device: torch.device, recorder: Recorder | None = None) -> None:
+        """`recorder`: of decode steps; by default a GPU's."""
         self._device = device
-        self._mla_heads = config.mla_heads if config.mla_layers else None
-        self._rank = config.kv_lora_rank
+        sizes = config.mla_heads, config.kv_lora_rank, self.compute_dtype
+        self._attention = works_of(*sizes) if config.mla_layers else None
+        self._recorder = CudaRecorder(device) if recorder is None and device.type == "cuda" else recorder
+        self._graphs: StepGraphs | None = None
+        self._graphs_of: StateTensors | None = None
 
     def weight(self, name: str, tensor: Tensor) -> Tensor:
         return tensor.to(self._device, TORCH_DTYPES[kept_dtype(name, tensor.shape)], copy=True).contiguous()
@@ -69,9 +78,19 @@ class TritonKernels:
     def per_head_weight(self, weight: Tensor) -> Tensor:
         return weight.contiguous()
 
-    def step(self, batch: RowBatch, tensors: StateTensors) -> TritonStep:
-        plan = StepPlan.of(batch, self._device, self._mla_heads, self._rank, self.compute_dtype)
-        return TritonStep(plan, tensors)
+    def run(self, batch: RowBatch, tensors: StateTensors, layers: Callable[[Step], Tensor], replay: bool) -> Tensor:
+        step = HostStep.of(batch, self._attention)
+        if replay and step.only_decodes and (graphs := self._graphs_over(tensors)) is not None:
+            padded = step.padded()
+            rows = graphs.run(padded.tables(), lambda tables: layers(TritonStep(padded.there(tables), tensors)))
+            if rows is not None:
+                return rows
+        return layers(TritonStep(step.there(one_copy(step.tables(), self._device)), tensors))
+
+    def _graphs_over(self, tensors: StateTensors) -> StepGraphs | None:
+        if self._recorder is not None and self._graphs_of is not tensors:
+            self._graphs, self._graphs_of = StepGraphs(self._device, self._recorder), tensors
+        return self._graphs
 
     def linear(self, x: Tensor, weight: Tensor) -> Tensor:
         return linear(x, weight, self.compute_dtype)

@@ -1,5 +1,6 @@
 """TritonStep: one batch on a GPU, planned on the host and copied to the device before the first layer."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Final
@@ -11,8 +12,7 @@ from forkpoint.kernels.embedding.triton import gather
 from forkpoint.kernels.kda.triton import launch as kda
 from forkpoint.kernels.kda.triton.plan import PrefillPlan, decode_facts, prefill_plan
 from forkpoint.kernels.mla.triton import launch as mla
-from forkpoint.kernels.mla.work import MlaPlan
-from forkpoint.kernels.tables import one_copy
+from forkpoint.kernels.mla.work import HostPlan, MlaPlan
 from forkpoint.model.rows import RowBatch
 from forkpoint.model.state import StateTensors
 
@@ -65,11 +65,21 @@ class StepPlan:
     rows: Tensor | None
     """[R] int64: the batch's rows in this step's order, None where it is the same."""
 
-    @classmethod
-    def of(
-        cls, batch: RowBatch, device: torch.device, heads: int | None, rank: int, page_dtype: torch.dtype
-    ) -> "StepPlan":
-        """Plans a batch; `heads` and `rank` of the MLA layers, None where there are none."""
+
+@dataclass(frozen=True)
+class HostStep:
+    """A step planned on the host, before its tables' one copy to the device."""
+
+    decoding: int
+    prefill: PrefillPlan | None
+    mla: HostPlan | None
+    is_moved: bool
+    own: list[Tensor]
+    """Facts, tiles, sequences, token ids, places and rows of what is kept, order."""
+
+    @staticmethod
+    def of(batch: RowBatch, attention: tuple[int, int, int] | None) -> "HostStep":
+        """Plans a batch; `attention`: what the MLA layers ask for (mla.works_of), None where there are none."""
         moved, rows = decode_first(batch)
         host = torch.device("cpu")
         bounds = moved.cu_seqlens
@@ -80,23 +90,42 @@ class StepPlan:
         )
         kept = moved.kept_rows()
         indices = [
-            torch.tensor(values, dtype=torch.int32)
+            torch.tensor(values, dtype=torch.int64)
             for values in (moved.token_ids, [2 * k[0] + k[1] for k in kept], [k[2] for k in kept], rows or [])
         ]
-        facts, tiles, sequences, *indices = one_copy([facts, longer.tiles, longer.sequences, *indices], device)
-        token_ids, kept_at, kept_rows, order = (index.long() for index in indices)
-        attention = None
-        if heads is not None:
-            attention = mla.plan(moved.page_tables, bounds, moved.starts, device, heads, rank, page_dtype)
-        return cls(
+        return HostStep(
             decoding=decoding,
+            prefill=longer if moved.rows > decoding else None,
+            mla=HostPlan.of(moved.page_tables, bounds, moved.starts, [attention]) if attention else None,
+            is_moved=rows is not None,
+            own=[facts, longer.tiles, longer.sequences, *indices],
+        )
+
+    @property
+    def only_decodes(self) -> bool:
+        """Whether each sequence has one row, and attention one launch: a step whose shapes come again."""
+        return self.prefill is None and not self.is_moved and (self.mla is None or self.mla.launches == 1)
+
+    def padded(self) -> "HostStep":
+        """The same step with tables of fewer different shapes, if it only decodes."""
+        return self if self.mla is None else replace(self, mla=self.mla.padded())
+
+    def tables(self) -> list[Tensor]:
+        """All that goes to the device."""
+        return self.own + (self.mla.parts() if self.mla else [])
+
+    def there(self, tables: Sequence[Tensor]) -> StepPlan:
+        """The plan whose `tables` are on the device."""
+        facts, tiles, sequences, token_ids, kept_at, kept_rows, order, *attention = tables
+        return StepPlan(
+            decoding=self.decoding,
             facts=facts,
-            prefill=replace(longer, tiles=tiles, sequences=sequences) if moved.rows > decoding else None,
-            mla=attention,
+            prefill=replace(self.prefill, tiles=tiles, sequences=sequences) if self.prefill else None,
+            mla=self.mla.there(attention) if self.mla else None,
             token_ids=token_ids,
             kept_at=kept_at,
             kept_rows=kept_rows,
-            rows=None if rows is None else order,
+            rows=order if self.is_moved else None,
         )
 
 

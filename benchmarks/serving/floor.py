@@ -77,8 +77,9 @@ def sparse_blocks(model: LoadedModel) -> list[SparseMoe]:
 
 @contextmanager
 def counted_routes(model: LoadedModel) -> Iterator[RouteCount]:
-    """Counts, while it is open, the experts that the model's steps read."""
+    """Counts, while it is open, the experts that the model's steps read; none of them is a replay."""
     count = RouteCount()
+    replayed, model.decoder.replay = model.decoder.replay, False
     blocks = sparse_blocks(model)
     before = [block.kernels for block in blocks]
     for block in blocks:
@@ -88,6 +89,7 @@ def counted_routes(model: LoadedModel) -> Iterator[RouteCount]:
     finally:
         for block, kernels in zip(blocks, before, strict=True):
             block.kernels = kernels
+        model.decoder.replay = replayed
 
 
 class StepFloor:

@@ -9,7 +9,7 @@ A plan is made once a step from the scheduler's lists, copied to the device in o
 
 from array import array
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Final
 
@@ -181,6 +181,80 @@ def _paired(parts: list[Tensor]) -> tuple[Work, ...]:
     return tuple(Work(records, blocks) for records, blocks in zip(parts[::2], parts[1::2], strict=True))
 
 
+@dataclass(frozen=True)
+class HostPlan:
+    """A plan on the host, before its one copy to the device."""
+
+    facts: Tensor
+    tables: Tensor
+    places: Tensor
+    tiers: Sequence[tuple[int | None, int]]
+    works: dict[tuple[int, int, int], tuple[list[Tensor], int]]
+    """By the arguments of `MlaPlan.works`: records and blocks of its launches in turn, and the most items of one."""
+
+    @staticmethod
+    def of(
+        page_tables: Sequence[Sequence[int]],
+        cu_seqlens: Sequence[int],
+        starts: Sequence[int],
+        works: Sequence[tuple[int, int, int]] = (),
+        tiers: Sequence[tuple[int | None, int]] = TIERS,
+    ) -> "HostPlan":
+        """Arguments and errors as of `plan`."""
+        sequences: list[tuple[int, int, int, int]] = []
+        flat = array("i")
+        for table, (first, last), start in zip(page_tables, pairwise(cu_seqlens), starts, strict=True):
+            tokens = start + last - first
+            pages = -(-tokens // PAGE_TOKENS) if last > first else 0
+            if len(table) < pages:
+                raise ValueError(f"a sequence of {tokens} tokens needs {pages} pages, its table has {len(table)}")
+            sequences.append((first, last - first, start, len(flat)))
+            flat.extend(table[:pages])
+        facts = torch.tensor(sequences, dtype=torch.int64).view(-1, 4)
+        tables = torch.frombuffer(flat, dtype=torch.int32) if flat else torch.empty(0, dtype=torch.int32)
+        made = {key: _works(facts, tiers, *key) for key in works}
+        return HostPlan(facts, tables, _places(facts, tables), tiers, made)
+
+    @property
+    def launches(self) -> int:
+        """Of all works together."""
+        return sum(len(hosted) for hosted, _ in self.works.values()) // 2
+
+    def padded(self) -> "HostPlan":
+        """The same plan with tables and records of fewer different lengths. Every work has one launch.
+
+        The records that are added do again what the shortest one does, each into a place for partial results of its
+        own, which nothing reads.
+        """
+        tables = torch.zeros(1 << max(0, len(self.tables) - 1).bit_length(), dtype=torch.int32)
+        tables[: len(self.tables)] = self.tables
+        works = {}
+        for key, ((records, blocks), items) in self.works.items():
+            more = records[-1:].repeat(_rounded_up(items) - items, 1)
+            more[:, -1] = torch.arange(items, items + len(more))
+            works[key] = [torch.cat([records, more]), blocks], items + len(more)
+        return replace(self, tables=tables, works=works)
+
+    def parts(self) -> list[Tensor]:
+        """What goes to the device."""
+        return [self.tables, self.places, *(part for hosted, _ in self.works.values() for part in hosted)]
+
+    def there(self, parts: Sequence[Tensor]) -> MlaPlan:
+        """The plan whose `parts` are on the device."""
+        made = MlaPlan(parts[0].device, self.facts, parts[0], parts[1], self.tiers)
+        rest = list(parts[2:])
+        for key, (hosted, largest) in self.works.items():
+            made._works[key] = Works(_paired(rest[: len(hosted)]), largest)
+            rest = rest[len(hosted) :]
+        return made
+
+
+def _rounded_up(count: int) -> int:
+    """The next of eight steps an octave: at most an eighth more."""
+    step = 1 << max(0, (count - 1).bit_length() - 4)
+    return -(-count // step) * step
+
+
 def plan(
     page_tables: Sequence[Sequence[int]],
     cu_seqlens: Sequence[int],
@@ -194,30 +268,8 @@ def plan(
     Position t of sequence n lies in page page_tables[n][t // 64]. `works` names arguments of `MlaPlan.works` to
     prepare in the same copy. Raises ValueError when a page table does not reach its sequence's last row.
     """
-    sequences: list[tuple[int, int, int, int]] = []
-    flat = array("i")
-    for table, (first, last), start in zip(page_tables, pairwise(cu_seqlens), starts, strict=True):
-        tokens = start + last - first
-        pages = -(-tokens // PAGE_TOKENS) if last > first else 0
-        if len(table) < pages:
-            raise ValueError(f"a sequence of {tokens} tokens needs {pages} pages, its table has {len(table)}")
-        sequences.append((first, last - first, start, len(flat)))
-        flat.extend(table[:pages])
-    facts = torch.tensor(sequences, dtype=torch.int64).view(-1, 4)
-    tables = torch.frombuffer(flat, dtype=torch.int32) if flat else torch.empty(0, dtype=torch.int32)
-    parts = [tables, _places(facts, tables)]
-    spans: list[tuple[tuple[int, int, int], int, int]] = []
-    for key in works:
-        hosted, largest = _works(facts, tiers, *key)
-        spans.append((key, len(hosted), largest))
-        parts += hosted
-    there = one_copy(parts, torch.device(device))
-    made = MlaPlan(torch.device(device), facts, there[0], there[1], tiers)
-    rest = there[2:]
-    for key, count, largest in spans:
-        made._works[key] = Works(_paired(rest[:count]), largest)
-        rest = rest[count:]
-    return made
+    host = HostPlan.of(page_tables, cu_seqlens, starts, works, tiers)
+    return host.there(one_copy(host.parts(), torch.device(device)))
 
 
 def _places(facts: Tensor, tables: Tensor) -> Tensor:

@@ -31,6 +31,7 @@ class RecordedRoutes:
 
     def __init__(self, decoder: HybridDecoder) -> None:
         self._layers: list[list[Tensor]] = []
+        decoder.replay = False  # in a replay nobody is asked
         for layer in decoder.layers:
             if isinstance(layer.ffn, SparseMoe):
                 self._layers.append([])

@@ -1,5 +1,8 @@
 """The whole decoder on the Triton kernels: what tests/exactness asks of an engine, small enough for the interpreter."""
 
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
 import pytest
 import torch
 from torch import Tensor
@@ -11,6 +14,9 @@ from forkpoint.model.plan import make_plan
 from tests.support import triton_shim
 from tests.support.model_runs import ModelRun, random_ids
 from tests.support.random_model import Kind, random_config, random_weights
+
+if TYPE_CHECKING:
+    from forkpoint.model.step_graphs import Recorder
 
 pytestmark = pytest.mark.skipif(not triton_shim.AVAILABLE, reason=triton_shim.REASON)
 DEVICE = triton_shim.DEVICE
@@ -24,10 +30,28 @@ def small_config(kind: Kind) -> ModelConfig:
     return random_config(kind, layers=2, mla_layers=[2], qk_rope_head_dim=16, **sizes)
 
 
-def triton_run(config: ModelConfig, weights: dict[str, Tensor], slots: int = 4) -> ModelRun:
+def triton_run(
+    config: ModelConfig, weights: dict[str, Tensor], slots: int = 4, recorder: "Recorder | None" = None
+) -> ModelRun:
     from forkpoint.model.triton_kernels import TritonKernels
 
-    return ModelRun(config, weights, DEVICE, slots, tokens=64, kernels=TritonKernels(config, DEVICE))
+    return ModelRun(config, weights, DEVICE, slots, tokens=64, kernels=TritonKernels(config, DEVICE, recorder))
+
+
+class Again:
+    """Records by keeping the work, and replays by doing it."""
+
+    def __init__(self) -> None:
+        self.recorded = self.replayed = 0
+
+    def record(self, work: Callable[[], Tensor]) -> Callable[[], Tensor]:
+        self.recorded += 1
+
+        def replay() -> Tensor:
+            self.replayed += 1
+            return work()
+
+        return replay
 
 
 @pytest.fixture(params=KINDS)
@@ -57,6 +81,28 @@ def test_prefill_cuts_and_decoded_tokens_give_equal_logits_and_parts(
     assert torch.equal(whole, single)
     assert run.parts(0) == run.parts(1) == run.parts(2)
     assert torch.equal(run.tensors.norm_rows[0], run.tensors.norm_rows[2])
+
+
+def test_decode_steps_of_shapes_that_come_again_give_the_same_bits(
+    model: tuple[ModelConfig, dict[str, Tensor]],
+) -> None:
+    """Two sequences at different positions of their tiles, over fixed and padded tables; a step that is not only of
+    single rows is done as it is."""
+    config, weights = model
+    a, b = random_ids(config, 20), random_ids(config, 11, seed=4)
+    plain, recorder = triton_run(config, weights), Again()
+    alone = [plain.consume([(0, a)])[14:], plain.consume([(1, b)])[5:]]
+    run = triton_run(config, weights, recorder=recorder)
+    run.consume([(0, a[:14]), (1, b[:5])])
+    steps = [run.consume([(0, [one]), (1, [other])]) for one, other in zip(a[14:], b[5:], strict=True)]
+    assert (recorder.recorded, recorder.replayed) == (1, 4)
+    assert torch.equal(torch.stack(steps, dim=1), torch.stack(alone))
+    assert [run.parts(slot) for slot in (0, 1)] == [plain.parts(slot) for slot in (0, 1)]
+    assert torch.equal(run.tensors.norm_rows[:2], plain.tensors.norm_rows[:2])
+    run.decoder.replay = False
+    run.consume([(2, [1]), (3, [2])])
+    run.consume([(2, [1]), (3, [2])])
+    assert (recorder.recorded, recorder.replayed) == (1, 4)
 
 
 def test_neighbours_and_their_order_change_nothing(model: tuple[ModelConfig, dict[str, Tensor]]) -> None:

@@ -175,6 +175,24 @@ def test_a_plan_prepared_for_a_model_is_the_one_made_when_asked() -> None:
     assert late.places.tolist() == [2 * 64 + 22 + n for n in range(9)] + [4 * 64 + 63]
 
 
+def test_a_padded_plan_gives_the_same_bits_and_writes_where_nobody_reads() -> None:
+    made = pool([377, 70, 1], 70, FP32)
+    batch = [(0, 376, 377), (1, 69, 70), (2, 0, 1)]
+    q, plan = planned(made, batch, SMALL)
+    expected = mla.paged_mla(q, made.pages, plan, R, SCALE, shape=FAST)
+    ((key, _),) = plan._works.items()
+    host = work.HostPlan.of([s.table for s in made.sequences], [0, 1, 2, 3], [376, 69, 0], [key], SMALL)
+    padded = host.padded()
+    (records, blocks), items = padded.works[key]
+    (known, same), real = host.works[key]
+    assert len(records) == items == 36 and real == len(known) == 35
+    assert torch.equal(records[:real], known) and torch.equal(blocks, same)
+    assert sorted(records[:, -1].tolist()) == list(range(items)), "each has a place of its own"
+    assert len(padded.tables) == 16 and torch.equal(padded.tables[: len(host.tables)], host.tables)
+    there = padded.there([part.to(DEVICE) for part in padded.parts()])
+    assert torch.equal(mla.paged_mla(q, made.pages, there, R, SCALE, shape=FAST), expected)
+
+
 def test_keys_that_weigh_nothing_leave_what_a_sequence_without_them_has() -> None:
     """512 keys of a first split that no query looks at, then one more split: its rows alone must come out."""
     made = pool([193], 4, FP32)

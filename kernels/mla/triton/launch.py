@@ -107,9 +107,13 @@ def plan(
     With `heads` (and `r`, `dtype`) of the model, everything reaches the device in one copy; without, the first layer
     adds a second one. Raises ValueError when a page table does not reach its sequence's last row.
     """
+    return work.plan(page_tables, cu_seqlens, starts, device, [] if heads is None else [works_of(heads, r, dtype)])
+
+
+def works_of(heads: int, r: int, dtype: torch.dtype) -> tuple[int, int, int]:
+    """What `paged_mla` asks `MlaPlan.works` for, for a model of these sizes."""
     rows = SHAPES[dtype].rows
-    works = [] if heads is None else [(heads, rows, _items_max(WORKSPACE_BYTES, rows, r))]
-    return work.plan(page_tables, cu_seqlens, starts, device, works)
+    return heads, rows, _items_max(WORKSPACE_BYTES, rows, r)
 
 
 def paged_mla(
