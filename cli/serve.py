@@ -26,6 +26,7 @@ HELP: Final = {
     "pages": "pages of 64 tokens in memory (default 2048)",
     "threads": "CPU threads of a product; part of the numerics id (default 2)",
     "device": f"one of {', '.join(DEVICES)} (default cpu)",
+    "cuda_graphs": "on a GPU, record and replay steps whose shapes come again (default yes)",
     "checkpoint_every": "tokens between checkpoints of sessions that say nothing, 0 for none (default 512)",
     "checkpoint_on_turn_end": "also checkpoint when a generation ends",
     "keep_last": "newest checkpoints of a session that stay, for sessions that say nothing (default 3)",
@@ -42,7 +43,7 @@ HELP: Final = {
     "durability": f"the least the store must reach: {', '.join(DURABILITIES)} (default local_fsync)",
     "sabotage": "damage what is restored, for the demo's self-test: conv-tail",
 }
-_YES_OR_NO: Final = frozenset({"checkpoint_on_turn_end", "compress"})
+_YES_OR_NO: Final = frozenset({"checkpoint_on_turn_end", "compress", "cuda_graphs"})
 NAMES: Final = tuple(field.name for field in fields(ServerConfig))
 
 

@@ -96,7 +96,7 @@ class HybridDecoder:
         self.norm = BlockNorm(table["model.norm.weight"], mix)
         self.head = self.embedding if config.tie_word_embeddings else table["lm_head.weight"]
         self.replay = True
-        """Decode steps may be recorded and replayed (`Kernels.run`): no result depends on it."""
+        """Steps may be recorded and replayed (`Kernels.run`): no result depends on it."""
 
     @torch.inference_mode()
     def forward(self, batch: RowBatch, tensors: StateTensors) -> Tensor:

@@ -55,7 +55,7 @@ class StateTensors:
     def __init__(self, layout: StateLayout, slots: int, pages: int, device: torch.device, poison: bool) -> None:
         self.layout, self.slots, self.page_count, self.device, self.poison = layout, slots, pages, device, poison
         for name, spec in layout.slot_tensors.items():
-            axis = self._slot_axis(name)
+            axis = self.slot_axis(name)
             shape = (*spec.shape[:axis], slots, *spec.shape[axis:])
             setattr(self, name, torch.empty(shape, dtype=TORCH_DTYPES[spec.dtype], device=device))
         page = layout.page_tensor
@@ -122,8 +122,9 @@ class StateTensors:
 
     def _slot_view(self, name: str, slot: int) -> Tensor:
         tensor: Tensor = getattr(self, name)
-        return tensor.select(self._slot_axis(name), slot)
+        return tensor.select(self.slot_axis(name), slot)
 
     @staticmethod
-    def _slot_axis(name: str) -> int:
+    def slot_axis(name: str) -> int:
+        """The axis of a tensor of slots that numbers them."""
         return 0 if name == "norm_rows" else 1

@@ -1,8 +1,8 @@
-"""StepGraphs: decode steps whose shapes come again are recorded as CUDA graphs and replayed.
+"""StepGraphs: steps whose shapes come again are recorded as CUDA graphs and replayed.
 
-A decode step launches hundreds of kernels, each of which costs the host more than the device. A graph launches them all
-at once. It holds the same kernels with the same arguments, reading tables that are filled anew for each step, so the
-bits of a step do not depend on whether it was replayed (ADR 0021).
+A step launches hundreds of kernels, and launching a small one takes the host longer than the device takes for it. A
+graph launches them all at once. It holds the same kernels with the same arguments, reading tables that are filled anew
+for each step, so the bits of a step do not depend on whether it was replayed (ADR 0021).
 """
 
 import logging
@@ -105,7 +105,7 @@ class StepGraphs:
         except RuntimeError as error:
             self.can_record = False
             self._graphs.clear()
-            log.warning("decode steps are not recorded as CUDA graphs, and take longer: %s", error)
+            log.warning("steps are not recorded as CUDA graphs, and take longer: %s", error)
             return
         self._graphs[key] = _Graph(tables, replay)
         del self._seen[key]

@@ -80,7 +80,7 @@ class TritonKernels:
 
     def run(self, batch: RowBatch, tensors: StateTensors, layers: Callable[[Step], Tensor], replay: bool) -> Tensor:
         step = HostStep.of(batch, self._attention)
-        if replay and step.only_decodes and (graphs := self._graphs_over(tensors)) is not None:
+        if replay and step.may_recur and (graphs := self._graphs_over(tensors)) is not None:
             padded = step.padded()
             rows = graphs.run(padded.tables(), lambda tables: layers(TritonStep(padded.there(tables), tensors)))
             if rows is not None:

@@ -13,6 +13,7 @@ from forkpoint.kernels.kda.triton import launch as kda
 from forkpoint.kernels.kda.triton.plan import PrefillPlan, decode_facts, prefill_plan
 from forkpoint.kernels.mla.triton import launch as mla
 from forkpoint.kernels.mla.work import HostPlan, MlaPlan
+from forkpoint.limits import PAGE_TOKENS
 from forkpoint.model.rows import RowBatch
 from forkpoint.model.state import StateTensors
 
@@ -74,6 +75,8 @@ class HostStep:
     prefill: PrefillPlan | None
     mla: HostPlan | None
     is_moved: bool
+    has_whole_chunks: bool
+    """Each sequence has one row, or a multiple of a page's rows from a page's first one on."""
     own: list[Tensor]
     """Facts, tiles, sequences, token ids, places and rows of what is kept, order."""
 
@@ -98,16 +101,22 @@ class HostStep:
             prefill=longer if moved.rows > decoding else None,
             mla=HostPlan.of(moved.page_tables, bounds, moved.starts, [attention]) if attention else None,
             is_moved=rows is not None,
+            has_whole_chunks=moved.rows > 0
+            and not any(
+                start % PAGE_TOKENS or (last - first) % PAGE_TOKENS
+                for start, (first, last) in zip(moved.starts[decoding:], pairwise(bounds[decoding:]), strict=True)
+            ),
             own=[facts, longer.tiles, longer.sequences, *indices],
         )
 
     @property
-    def only_decodes(self) -> bool:
-        """Whether each sequence has one row, and attention one launch: a step whose shapes come again."""
-        return self.prefill is None and not self.is_moved and (self.mla is None or self.mla.launches == 1)
+    def may_recur(self) -> bool:
+        """Whether its shapes are likely to come again: each sequence decodes, or is at a whole chunk of its prompt; and
+        attention takes one launch."""
+        return self.has_whole_chunks and (self.mla is None or self.mla.launches == 1)
 
     def padded(self) -> "HostStep":
-        """The same step with tables of fewer different shapes, if it only decodes."""
+        """The same step with tables of fewer different shapes, if it may recur."""
         return self if self.mla is None else replace(self, mla=self.mla.padded())
 
     def tables(self) -> list[Tensor]:

@@ -111,6 +111,7 @@ def open_parts(config: ServerConfig, progress: LoadProgress | None = None) -> Pa
         slots=config.slots,
         pages=config.pages,
         threads=config.threads,
+        cuda_graphs=config.cuda_graphs,
         sabotage=config.sabotage,
         progress=progress,
     )

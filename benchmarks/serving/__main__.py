@@ -75,8 +75,9 @@ def measure(folder: Path, device: torch.device, plan: Plan) -> Iterator[Measurem
     cases, slots, pages = room_for(model, device, plan)
     rates = Rates(folder.name, model, engine_of(model, str(device), slots, pages), plan, rate)
     for context in plan.contexts:
-        found, captured = rates.prefill(context)
-        yield from found
+        for chunk in (chunk for chunk in plan.chunks if chunk <= max(context, plan.chunks[0])):
+            found, captured = rates.prefill(context, chunk)
+            yield from found
         for batch in (batch for where, batch in cases if where == context):
             yield from rates.decode(captured, batch)
 
@@ -95,13 +96,15 @@ def main() -> int:
     parser.add_argument("--device", default="cpu", help="cpu or cuda")
     parser.add_argument("--contexts", type=_numbers, default="1024,8192,32768", help="tokens, with commas between")
     parser.add_argument("--batches", type=_numbers, default="1,4,16,64", help="sequences, with commas between")
-    parser.add_argument("--chunk", type=int, default=PREFILL_CHUNK_TOKENS_DEFAULT, help="prompt tokens of a step")
+    parser.add_argument(
+        "--chunks", type=_numbers, default=str(PREFILL_CHUNK_TOKENS_DEFAULT), help="prompt tokens of a step, likewise"
+    )
     parser.add_argument("--steps", type=int, default=64, help="timed steps of decode")
     parser.add_argument("--runs", type=int, default=3, help="timed prefills")
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder of serving.jsonl")
     parser.add_argument("--commit", help="name of the commit, where git can't say it")
     given = parser.parse_args()
-    plan = Plan(given.contexts, given.batches, given.chunk, given.steps, given.runs)
+    plan = Plan(given.contexts, given.batches, given.chunks, given.steps, given.runs)
     if problem := plan.problem(ModelConfig.from_folder(given.model).context_limit):
         parser.error(problem)
     torch.set_num_threads(THREADS_DEFAULT)

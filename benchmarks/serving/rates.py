@@ -15,6 +15,8 @@ from forkpoint.server.engine.base import Capture
 from forkpoint.server.engine.batch import Sample, Work
 from forkpoint.server.engine.runner import TorchEngine
 
+WARM_PREFILLS: Final = 2
+"""Untimed prefills after the one whose routes are counted: on a GPU a step is recorded when its shapes come again."""
 GREEDY: Final = Sample(temperature=0.0, top_k=0, top_p=1.0, min_p=0.0, seed=0)
 
 
@@ -24,8 +26,8 @@ class Plan:
 
     contexts: tuple[int, ...]
     batches: tuple[int, ...]
-    chunk: int
-    """Tokens of a prompt that a step consumes."""
+    chunks: tuple[int, ...]
+    """Tokens of a prompt that a step consumes: prefill is measured with each."""
     steps: int
     """Timed steps of decode: whole tiles see all kinds of step equally."""
     runs: int
@@ -42,7 +44,7 @@ class Plan:
         for context in self.contexts:
             if context % TILE_TOKENS or context + self.warm + self.steps > limit:
                 return f"a context of {context} is no multiple of {TILE_TOKENS}, or too long for {limit} with its steps"
-        least = min(self.chunk, self.steps, self.runs)
+        least = min(*self.chunks, self.steps, self.runs)
         return None if least > 0 else f"{least} is not positive"
 
 
@@ -54,23 +56,25 @@ class Rates:
         self.floor = StepFloor(model)
         self._random = random.Random(0)
 
-    def prefill(self, context: int) -> tuple[list[Measurement], Capture]:
+    def prefill(self, context: int, chunk: int) -> tuple[list[Measurement], Capture]:
         """One prompt of `context` tokens alone, and the state at its end."""
         tokens = tuple(self._random.randrange(self.model.config.vocab_size) for _ in range(context))
         with counted_routes(self.model) as routed:
-            self.engine.free(self._consume(tokens))
+            self.engine.free(self._consume(tokens, chunk))
+        for _ in range(WARM_PREFILLS):
+            self.engine.free(self._consume(tokens, chunk))
         seconds = []
         for _ in range(self.plan.runs):
             began = time.perf_counter()
-            sequence = self._consume(tokens)
+            sequence = self._consume(tokens, chunk)
             seconds.append(time.perf_counter() - began)
             if len(seconds) < self.plan.runs:
                 self.engine.free(sequence)
         captured = self.engine.capture(sequence)
         self.engine.free(sequence)
         taken = statistics.median(seconds)
-        least = self.floor.prefill(context, self.plan.chunk, routed.experts) / self.copy_rate
-        case = f"{self.name}, prompt of {context:,} in chunks of {self.plan.chunk:,}"
+        least = self.floor.prefill(context, chunk, routed.experts) / self.copy_rate
+        case = f"{self.name}, prompt of {context:,} in chunks of {chunk:,}"
         return [Measurement(case, "prefill", "tokens/s", context / taken, floor=context / least)], captured
 
     def decode(self, captured: Capture, batch: int) -> list[Measurement]:
@@ -104,9 +108,9 @@ class Rates:
             Measurement(case, "experts read, a layer", "experts", routed.experts / max(1, self.floor.moe_layers)),
         ]
 
-    def _consume(self, tokens: tuple[int, ...]) -> int:
+    def _consume(self, tokens: tuple[int, ...], chunk: int) -> int:
         """A new sequence that has consumed the tokens; the last step samples, so it is over when this returns."""
-        engine, chunk = self.engine, self.plan.chunk
+        engine = self.engine
         sequence = engine.create()
         for start in range(0, len(tokens), chunk):
             end = start + chunk

@@ -172,7 +172,7 @@ def _works(
     largest = 0
     for run in _Blocks.of(facts, heads, rows, made).launches(items_max):
         records, blocks = run.work(facts, heads, rows, made)
-        parts += [records, blocks]
+        parts += [records.int(), blocks.int()]
         largest = max(largest, records.shape[0])
     return parts, largest
 
@@ -213,7 +213,7 @@ class HostPlan:
         facts = torch.tensor(sequences, dtype=torch.int64).view(-1, 4)
         tables = torch.frombuffer(flat, dtype=torch.int32) if flat else torch.empty(0, dtype=torch.int32)
         made = {key: _works(facts, tiers, *key) for key in works}
-        return HostPlan(facts, tables, _places(facts, tables), tiers, made)
+        return HostPlan(facts, tables, _places(facts, tables).int(), tiers, made)
 
     @property
     def launches(self) -> int:

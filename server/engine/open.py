@@ -24,19 +24,22 @@ def open_engine(
     slots: int = 16,
     pages: int = 1024,
     threads: int = THREADS_DEFAULT,
+    cuda_graphs: bool = True,
     sabotage: str | None = None,
     progress: LoadProgress | None = None,
 ) -> tuple[TorchEngine, Tokenizer]:
     """Load the model, allocate `slots` slots and `pages` pages of 64 tokens on `device`, and run the engine once.
 
-    `progress` is told how much of the model is read. Sets the process's torch threads, which are part of the numerics
-    id. Raises ConfigError for a setting out of range and for a model folder that can't be served.
+    `cuda_graphs`: on a GPU steps may be recorded and replayed. `progress` is told how much of the model is read. Sets
+    the process's torch threads, which are part of the numerics id. Raises ConfigError for a setting out of range and
+    for a model folder that can't be served.
     """
     for name, value in (("slots", slots), ("pages", pages), ("threads", threads)):
         if value < 1:
             raise ConfigError(name, "open_engine", f"{value} is not positive")
     torch.set_num_threads(threads)
     model = load_model(model_folder, device, progress)
+    model.decoder.replay = cuda_graphs
     engine = engine_of(model, device, slots, pages, sabotage)
     engine.warm_up()
     return engine, model.tokenizer

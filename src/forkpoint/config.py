@@ -66,6 +66,8 @@ class ServerConfig:
     threads: int = 2
     """CPU threads of a product: part of the numerics id."""
     device: str = "cpu"
+    cuda_graphs: bool = True
+    """On a GPU steps whose shapes come again are recorded and replayed: as exact, and faster."""
     checkpoint_every: int = CHECKPOINT_EVERY_TOKENS_DEFAULT
     """For sessions that say nothing; a multiple of 16; 0: never by count."""
     checkpoint_on_turn_end: bool = False

@@ -34,7 +34,7 @@ def model(folder: Path) -> LoadedModel:
 
 
 def test_every_case_has_a_figure_and_what_bounds_it(folder: Path) -> None:
-    plan = Plan(contexts=(16, 32), batches=(1, 3), chunk=16, steps=2, runs=1, warm=2)
+    plan = Plan(contexts=(16, 32), batches=(1, 3), chunks=(16,), steps=2, runs=1, warm=2)
     rows = list(measure(folder, torch.device("cpu"), plan))
     found = [(row.case.split(", ", 1)[-1], row.metric) for row in rows[3:]]
     expected = []
@@ -87,10 +87,10 @@ def test_routes_are_counted_once_an_expert_and_layer_and_only_while_asked(model:
 @pytest.mark.parametrize(
     ("plan", "problem"),
     [
-        (Plan((24,), (1,), 16, 1, 1), "a context of 24"),
-        (Plan((16, 80), (1,), 16, 4, 1), "a context of 80"),
-        (Plan((16,), (1,), 0, 1, 1), "0 is not positive"),
-        (Plan((16, 80), (1,), 16, 3, 1), None),
+        (Plan((24,), (1,), (16,), 1, 1), "a context of 24"),
+        (Plan((16, 80), (1,), (16,), 4, 1), "a context of 80"),
+        (Plan((16,), (1,), (0,), 1, 1), "0 is not positive"),
+        (Plan((16, 80), (1,), (16,), 3, 1), None),
     ],
 )
 def test_a_plan_that_can_not_be_run_says_why(plan: Plan, problem: str | None) -> None:

@@ -44,6 +44,7 @@ def test_every_setting_can_be_given_in_every_place(tmp_path: Path) -> None:
         "pages": 3,
         "threads": 1,
         "device": "cuda:1",
+        "cuda_graphs": False,
         "checkpoint_every": 0,
         "checkpoint_on_turn_end": True,
         "keep_last": 5,

@@ -55,6 +55,12 @@ def test_the_thread_count_is_set_and_belongs_to_the_numerics_id(folder: Path, to
     assert len(ids) == 2
 
 
+@pytest.mark.parametrize("wanted", [True, False])
+def test_whether_steps_may_be_replayed_is_a_setting(folder: Path, wanted: bool) -> None:
+    engine, _ = open_engine(folder, slots=1, pages=1, cuda_graphs=wanted)
+    assert engine.decoder.replay is wanted
+
+
 @pytest.mark.parametrize("setting", ["slots", "pages", "threads"])
 def test_a_setting_out_of_range_is_named(folder: Path, setting: str) -> None:
     with pytest.raises(ConfigError) as raised:

@@ -99,9 +99,12 @@ def test_decode_steps_of_shapes_that_come_again_give_the_same_bits(
     assert torch.equal(torch.stack(steps, dim=1), torch.stack(alone))
     assert [run.parts(slot) for slot in (0, 1)] == [plain.parts(slot) for slot in (0, 1)]
     assert torch.equal(run.tensors.norm_rows[:2], plain.tensors.norm_rows[:2])
+    for slot in (2, 3):
+        run.consume([(slot, [1, 2])])
+    assert recorder.recorded == 1, "shapes of appends are not expected again"
     run.decoder.replay = False
-    run.consume([(2, [1]), (3, [2])])
-    run.consume([(2, [1]), (3, [2])])
+    for _ in range(2):
+        run.consume([(2, [1]), (3, [2])])
     assert (recorder.recorded, recorder.replayed) == (1, 4)
 
 

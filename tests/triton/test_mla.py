@@ -185,6 +185,7 @@ def test_a_padded_plan_gives_the_same_bits_and_writes_where_nobody_reads() -> No
     padded = host.padded()
     (records, blocks), items = padded.works[key]
     (known, same), real = host.works[key]
+    assert {part.dtype for part in (*host.parts(), *padded.parts())} == {torch.int32}, "as hopper.py reads them"
     assert len(records) == items == 36 and real == len(known) == 35
     assert torch.equal(records[:real], known) and torch.equal(blocks, same)
     assert sorted(records[:, -1].tolist()) == list(range(items)), "each has a place of its own"
