@@ -54,11 +54,12 @@ def commit() -> str:
 
 
 def known_commit() -> str:
-    """The commit; where only a copy of the tree is, $FORKPOINT_COMMIT."""
+    """$FORKPOINT_COMMIT, for a copy of the tree whose git knows nothing, or something else; without it, the commit."""
+    named = os.environ.get("FORKPOINT_COMMIT")
     try:
-        return commit()
+        return named or commit()
     except RuntimeError:
-        return os.environ.get("FORKPOINT_COMMIT", "unknown")
+        return "unknown"
 
 
 def _described() -> str:

@@ -151,6 +151,11 @@ class StateLayout:
         )
         return self._kda_parts + pages
 
+    def settled_parts(self, position: int) -> tuple[str, ...]:
+        """Names of the parts at `position` that are the same at every later one: full pages."""
+        full = self._on_grid(position) // PAGE_TOKENS * PAGE_TOKENS
+        return tuple(f"mla.page.{index:06d}" for index in range(self.pages_for(full)))
+
     def page_rows(self, page_index: int, position: int) -> int:
         """Valid rows of a session's page number `page_index` at `position`."""
         return max(0, min(PAGE_TOKENS, position - page_index * PAGE_TOKENS))

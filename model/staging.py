@@ -4,7 +4,7 @@ KDA parts are many and small, and some are strided: the chosen kernels put all o
 device, which then goes to the host in one copy, or came from there. A full page is contiguous where it lies.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from functools import cached_property
 from typing import Final
 
@@ -27,8 +27,11 @@ class StateStaging:
         self._tensors, self._kernels = tensors, kernels
         self._on_gpu: Final = tensors.device.type == "cuda"
 
-    def read(self, position: int, slot: int, page_table: Sequence[int]) -> Iterator[tuple[PartSpec, Tensor]]:
-        """Every part of the checkpoint at grid position `position` with its bytes, uint8 [nbytes], in layer order.
+    def read(
+        self, position: int, slot: int, page_table: Sequence[int], skip: Collection[str] = ()
+    ) -> Iterator[tuple[PartSpec, Tensor]]:
+        """Every part of the checkpoint at grid position `position` with its bytes, uint8 [nbytes], in layer order, but
+        for the pages whose names are in `skip`.
 
         The bytes lie in host memory that may be used again for the parts after them. Raises ValueError off the grid,
         and for a page table that is too short.
@@ -40,7 +43,8 @@ class StateStaging:
             host = self.host_buffer().copy_(buffer) if self._on_gpu else buffer
             for spec, offset in zip(specs, self._table.offsets, strict=False):
                 yield spec, host[offset : offset + spec.nbytes]
-        yield from self._read_pages(specs[len(self._offsets) :], page_table)
+        pages = [spec for spec in specs[len(self._offsets) :] if spec.name not in skip]
+        yield from self._read_pages(pages, page_table)
 
     def host_buffer(self) -> Tensor:
         """Host memory for the KDA parts of one session, of unspecified content."""

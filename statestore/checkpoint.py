@@ -29,7 +29,7 @@ from forkpoint.statestore.manifest import (
     seal,
     unseal,
 )
-from forkpoint.statestore.partsaver import PartSaver, SavedPart
+from forkpoint.statestore.partsaver import InStore, PartSaver, SavedPart
 from forkpoint.statestore.records import CheckpointRow, Durability, RequestKey
 
 CONDEMNED_TRIES: Final = 22
@@ -96,14 +96,16 @@ class CheckpointStore:
         model_digest: bytes,
         tokenizer_digest: bytes,
         layout: str,
-        parts: Sequence[tuple[PartSpec, Buffer]],
+        parts: Sequence[tuple[PartSpec, Buffer | InStore]],
         automatic: bool = False,
         request: RequestKey | None = None,
         expire_us: int | None = None,
     ) -> SavedCheckpoint:
         """Store the state at `grid_position` as checkpoint `checkpoint` of a session.
 
-        `numerics_ids` begins with the writer's own. The bytes of `parts` must not change until this returns. Raises
+        `numerics_ids` begins with the writer's own. The bytes of `parts` must not change until this returns. A part
+        that an earlier checkpoint is known to have may be named by its digest alone: BlobMissingError says that this
+        one is gone, and that the caller must come with the bytes. Raises
         what Catalog.put_checkpoint and BlobStore.put raise; then no checkpoint exists (blobs may be left over).
         BlobsCondemnedError only after many tries: whoever collects does not get on.
         """
@@ -135,7 +137,7 @@ class CheckpointStore:
         return SavedCheckpoint(row, manifest, saved, stored, shared)
 
     async def _save_again(
-        self, parts: Sequence[tuple[PartSpec, Buffer]], saved: tuple[SavedPart, ...], refused: frozenset[str]
+        self, parts: Sequence[tuple[PartSpec, Buffer | InStore]], saved: tuple[SavedPart, ...], refused: frozenset[str]
     ) -> tuple[SavedPart, ...]:
         """Look for the refused blobs again, and store those that are gone."""
         again = [part for part, was in zip(parts, saved, strict=True) if was.digest in refused]

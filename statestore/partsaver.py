@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from forkpoint.errors import BlobMissingError
 from forkpoint.parts import PartSpec
 from forkpoint.statestore.blobs import BlobStore, Buffer, size_of
 from forkpoint.statestore.codec import digest_of, encode_pieces
@@ -23,6 +24,17 @@ SAVE_BYTES_MAX: Final = 64 * 1024 * 1024
 BATCH_PARTS_MAX: Final = 8
 BATCH_BYTES_MAX: Final = 1024 * 1024
 """Of one batch; a part that is larger goes alone."""
+
+
+KNOWN_AT_ONCE: Final = 64
+"""Parts that are looked for at a time."""
+
+
+@dataclass(frozen=True, slots=True)
+class InStore:
+    """Stands for the bytes of a part that was stored before: it is looked for, not written."""
+
+    digest: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,12 +72,14 @@ class PartSaver:
         """The stored blob was found damaged: the next save of the same bytes heals it instead of sharing it."""
         self._damaged.add(digest)
 
-    async def save(self, parts: Sequence[tuple[PartSpec, Buffer]]) -> tuple[SavedPart, ...]:
+    async def save(self, parts: Sequence[tuple[PartSpec, Buffer | InStore]]) -> tuple[SavedPart, ...]:
         """All parts stored, in their order. Saves that run at once take turns by the batch, so that a small state waits
-        for no large one. Raises ValueError for bytes that are not as many as the spec says, and what BlobStore.put
-        raises."""
-        batches = _batches(parts, self._bytes_max)
-        saved: dict[int, SavedPart] = {}
+        for no large one. Raises BlobMissingError for an `InStore` whose blob is gone or known to be damaged, ValueError
+        for bytes that are not as many as the spec says, and what BlobStore.put raises."""
+        known = {index: (spec, data) for index, (spec, data) in enumerate(parts) if isinstance(data, InStore)}
+        saved = {index: SavedPart(spec, there.digest, True, 0) for index, (spec, there) in known.items()}
+        given = [(index, spec, data) for index, (spec, data) in enumerate(parts) if not isinstance(data, InStore)]
+        batches = _batches(given, self._bytes_max)
 
         async def work() -> None:
             for batch in batches:
@@ -73,12 +87,28 @@ class PartSaver:
                     saved.update(await self._save(batch))
 
         try:
+            await self._require([there.digest for _, there in known.values()])
             async with asyncio.TaskGroup() as group:
-                for _ in range(min(SAVE_BATCHES_MAX, len(parts))):
+                for _ in range(min(SAVE_BATCHES_MAX, len(given))):
                     group.create_task(work())
         except BaseExceptionGroup as failures:
             raise _first(failures) from failures
         return tuple(saved[index] for index in range(len(parts)))
+
+    async def _require(self, digests: Sequence[str]) -> None:
+        for first in range(0, len(digests), KNOWN_AT_ONCE):
+            asked = digests[first : first + KNOWN_AT_ONCE]
+            for digest, there in zip(asked, await self._have(asked), strict=True):
+                if not there:
+                    raise BlobMissingError(digest)
+
+    async def _have(self, digests: Sequence[str]) -> list[bool]:
+        """Which blobs are there, and not known to be damaged."""
+        async with asyncio.TaskGroup() as group:
+            asked = [
+                None if digest in self._damaged else group.create_task(self._blobs.has(digest)) for digest in digests
+            ]
+        return [task is not None and task.result() for task in asked]
 
     async def _save(self, batch: Sequence[_Part]) -> dict[int, SavedPart]:
         digests = await run_in(CODEC_THREADS, lambda: [digest_of(part.data) for part in batch])
@@ -101,13 +131,7 @@ class PartSaver:
 
     async def _there(self, digests: Sequence[str]) -> list[bool]:
         """Which blobs are to be shared. What is stored as it is is not asked for: the put finds out."""
-        if not self._compress:
-            return [False] * len(digests)
-        async with asyncio.TaskGroup() as group:
-            asked = [
-                None if digest in self._damaged else group.create_task(self._blobs.has(digest)) for digest in digests
-            ]
-        return [task is not None and task.result() for task in asked]
+        return await self._have(digests) if self._compress else [False] * len(digests)
 
     def _encode(self, part: _Part) -> tuple[Buffer, ...]:
         return encode_pieces(part.data, PLANE_ITEMS.get(part.spec.dtype, 1), self._compress)
@@ -121,11 +145,11 @@ class PartSaver:
         return SavedPart(part.spec, digest, not new, size_of(frame) if new else 0)
 
 
-def _batches(parts: Sequence[tuple[PartSpec, Buffer]], bytes_max: int) -> Iterator[list[_Part]]:
+def _batches(parts: Sequence[tuple[int, PartSpec, Buffer]], bytes_max: int) -> Iterator[list[_Part]]:
     """Consecutive parts, as many as go together. Raises ValueError for a part of another size than its spec's."""
     batch: list[_Part] = []
     size = 0
-    for index, (spec, data) in enumerate(parts):
+    for index, spec, data in parts:
         view = memoryview(data).cast("B")
         if view.nbytes != spec.nbytes:
             raise ValueError(f"part {spec.name} has {view.nbytes} bytes, its spec needs {spec.nbytes}")

@@ -1,6 +1,6 @@
 """The engine port: the only thing that the session layer knows about a model that computes."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -41,6 +41,11 @@ class Capture:
 
     grid_position: int
     parts: tuple[tuple[PartSpec, bytes], ...]
+    """In layer order, without those that were left out."""
+    specs: tuple[PartSpec, ...]
+    """All of them."""
+    settled: frozenset[str]
+    """Names of parts, left out or not, that stay as they are while the sequence lives: full pages."""
 
 
 class Engine(Protocol):
@@ -88,12 +93,17 @@ class Engine(Protocol):
         step can be tried again); nothing is consumed then."""
         ...
 
-    def capture(self, sequence: int) -> Capture:
-        """Copy the state at the sequence's last grid point. Raises NonFiniteStateError: no such state is stored."""
+    def capture(self, sequence: int, known: Collection[str] = ()) -> Capture:
+        """Copy the state at the sequence's last grid point, without the settled parts whose names are `known`.
+        Raises NonFiniteStateError: no such state is stored."""
         ...
 
     def parts(self, grid_position: int) -> tuple[PartSpec, ...]:
         """The parts of a checkpoint at a grid position, in layer order."""
+        ...
+
+    def settled_parts(self, grid_position: int) -> Collection[str]:
+        """Names of those that are the same at every later grid position of a sequence: full pages."""
         ...
 
     def begin_restore(self, grid_position: int) -> int:

@@ -1,11 +1,12 @@
 """Parts out of a slot and its pages, and back: what a checkpoint is made of."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Final
 
 import torch
 
 from forkpoint.errors import StateIncompatibleError
+from forkpoint.model.layout import StateLayout
 from forkpoint.model.staging import StateStaging
 from forkpoint.model.state import TORCH_DTYPES
 from forkpoint.parts import PartSpec
@@ -17,19 +18,20 @@ SABOTAGES: Final = ("conv-tail",)
 """Deliberate faults, for tests of the tests: `conv-tail` flips the sign of one value of a restored conv tail."""
 
 
-def capture(staging: StateStaging, sequence: LiveSequence) -> Capture:
-    """The state at the sequence's last grid point, in memory of its own.
+def capture(staging: StateStaging, sequence: LiveSequence, layout: StateLayout, known: Collection[str] = ()) -> Capture:
+    """The state at the sequence's last grid point, in memory of its own, without full pages whose names are `known`.
 
     {S, grid conv tails, latents before the grid point} is that state at any moment, so a capture waits for nothing.
     Raises NonFiniteStateError: unwritten (poisoned) or overflown memory must never become a checkpoint.
     """
     grid = sequence.grid_position
+    specs, settled = layout.parts(grid), frozenset(layout.settled_parts(grid))
     parts: list[tuple[PartSpec, bytes]] = []
-    for spec, data in staging.read(grid, sequence.slot, sequence.pages):
+    for spec, data in staging.read(grid, sequence.slot, sequence.pages, settled.intersection(known)):
         if not torch.isfinite(data.view(TORCH_DTYPES[spec.dtype])).all():
             raise NonFiniteStateError(sequence.handle, spec.name)
         parts.append((spec, data.numpy().tobytes()))
-    return Capture(grid, tuple(parts))
+    return Capture(grid, tuple(parts), specs, settled)
 
 
 def check_part(known: Mapping[str, PartSpec], spec: PartSpec, data: bytes | bytearray | memoryview) -> None:

@@ -1,6 +1,6 @@
 """TorchEngine: the engine port over HybridDecoder and StateTensors."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import torch
 from torch import Tensor
@@ -113,15 +113,20 @@ class TorchEngine:
             undo.undo(works, self.pages)
             raise
 
-    def capture(self, sequence: int) -> Capture:
-        """Copy the state at the sequence's last grid point. Raises NonFiniteStateError."""
+    def capture(self, sequence: int, known: Collection[str] = ()) -> Capture:
+        """Copy the state at the sequence's last grid point, without full pages that are `known`. Raises
+        NonFiniteStateError."""
         live = self._sequences[sequence]
         live.require_ready()
-        return capture(self._staging, live)
+        return capture(self._staging, live, self.tensors.layout, known)
 
     def parts(self, grid_position: int) -> tuple[PartSpec, ...]:
         """The parts of a checkpoint at a grid position, in layer order. Raises ValueError off the grid."""
         return self.tensors.layout.parts(grid_position)
+
+    def settled_parts(self, grid_position: int) -> tuple[str, ...]:
+        """Names of the full pages at a grid position. Raises ValueError off the grid."""
+        return self.tensors.layout.settled_parts(grid_position)
 
     def begin_restore(self, grid_position: int) -> int:
         """A new sequence whose parts are to be loaded. Raises NodeCapacityError, ValueError off the grid."""

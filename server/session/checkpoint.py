@@ -3,13 +3,16 @@
 import logging
 from dataclasses import dataclass, field
 
-from forkpoint.errors import ForkpointError
+from forkpoint.errors import BlobMissingError, ForkpointError
 from forkpoint.ids import SessionName, new_id
+from forkpoint.parts import PartSpec
 from forkpoint.server.engine.base import Capture
 from forkpoint.server.session.changes import Signal
 from forkpoint.server.session.core import NodeCore
 from forkpoint.server.session.live import LiveSession
+from forkpoint.server.session.stored_parts import StoredParts
 from forkpoint.statestore.checkpoint import SavedCheckpoint
+from forkpoint.statestore.partsaver import InStore
 from forkpoint.statestore.records import RequestKey
 
 log = logging.getLogger(__name__)
@@ -25,6 +28,18 @@ class Captured:
     chain_hash: bytes
     numerics_ids: tuple[str, ...]
     state: Capture
+    stored: StoredParts
+    """Of the sequence that it was taken of."""
+    left_out: dict[str, str]
+    """Names and digests of the parts that `state` may lack."""
+
+    def parts(self) -> list[tuple[PartSpec, bytes | InStore]]:
+        """All parts in layer order, with their bytes or their digest."""
+        given = {spec.name: data for spec, data in self.state.parts}
+        return [
+            (spec, given[spec.name] if spec.name in given else InStore(self.left_out[spec.name]))
+            for spec in self.state.specs
+        ]
 
 
 @dataclass(slots=True)
@@ -76,9 +91,11 @@ class Checkpointer:
         """Between steps: the state at the last grid point, as checkpoint of `position` (None: what is consumed)."""
         assert live.sequence is not None and live.chain is not None
         chain_hash, consumed = live.chain.grid_hash, live.consumed
-        state = await self._core.engine.capture(live.sequence)
+        live.stored = stored = live.stored.of(live.sequence)
+        known = dict(stored.digests)
+        state = await self._core.engine.capture(live.sequence, known)
         at = consumed if position is None else position
-        return Captured(live.name, live.epoch, at, chain_hash, self._numerics(live), state)
+        return Captured(live.name, live.epoch, at, chain_hash, self._numerics(live), state, stored, known)
 
     async def save(
         self,
@@ -88,24 +105,30 @@ class Checkpointer:
         request: RequestKey | None = None,
         expire_us: int | None = None,
     ) -> SavedCheckpoint:
-        """Store it; raises what the store raises."""
+        """Store it; raises what the store raises. BlobMissingError: a part that it was taken without is gone; the next
+        capture has all of them."""
         facts = self._core.engine.facts
-        saved = await self._core.checkpoints.save(
-            session=captured.session,
-            epoch=captured.epoch,
-            checkpoint=checkpoint,
-            position=captured.position,
-            grid_position=captured.state.grid_position,
-            chain_hash=captured.chain_hash,
-            numerics_ids=captured.numerics_ids,
-            model_digest=facts.model_digest,
-            tokenizer_digest=facts.tokenizer_digest,
-            layout=facts.layout_tag,
-            parts=captured.state.parts,
-            automatic=automatic,
-            request=request,
-            expire_us=expire_us,
-        )
+        try:
+            saved = await self._core.checkpoints.save(
+                session=captured.session,
+                epoch=captured.epoch,
+                checkpoint=checkpoint,
+                position=captured.position,
+                grid_position=captured.state.grid_position,
+                chain_hash=captured.chain_hash,
+                numerics_ids=captured.numerics_ids,
+                model_digest=facts.model_digest,
+                tokenizer_digest=facts.tokenizer_digest,
+                layout=facts.layout_tag,
+                parts=captured.parts(),
+                automatic=automatic,
+                request=request,
+                expire_us=expire_us,
+            )
+        except BlobMissingError:
+            captured.stored.digests.clear()
+            raise
+        captured.stored.note(((part.spec.name, part.digest) for part in saved.parts), captured.state.settled)
         counters = self._core.counters
         counters.checkpoints_written += 1
         counters.checkpoint_bytes_stored += saved.bytes_stored

@@ -1,10 +1,11 @@
 """Checkpoints as callers ask for them."""
 
+import logging
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 from dataclasses import replace
 
-from forkpoint.errors import NotFoundError
+from forkpoint.errors import BlobMissingError, NotFoundError
 from forkpoint.ids import SessionName, check_id, new_id
 from forkpoint.server.session.api import CheckpointPart, CheckpointView, VerifiedPart
 from forkpoint.server.session.checkpoint import Captured, Checkpointer
@@ -13,8 +14,11 @@ from forkpoint.server.session.live import LiveSession
 from forkpoint.server.session.loop import StepLoop
 from forkpoint.server.session.pins import Pins
 from forkpoint.server.session.writers import REPLAY_EPOCH
+from forkpoint.statestore.checkpoint import SavedCheckpoint
 from forkpoint.statestore.manifest import unseal
 from forkpoint.statestore.records import CheckpointRow, RequestKey
+
+log = logging.getLogger(__name__)
 
 
 class CheckpointCalls:
@@ -45,6 +49,20 @@ class CheckpointCalls:
     async def _create(
         self, live: LiveSession, checkpoint: str, request: RequestKey | None, expire_us: int | None
     ) -> CheckpointView:
+        captured = await self._captured(live)
+        try:
+            saved = await self._save(captured, checkpoint, request, expire_us)
+        except BlobMissingError as error:
+            log.warning("%s: %s; its state is captured once more, as a whole", live.name, error)
+            captured = await self._captured(live)
+            saved = await self._save(captured, checkpoint, request, expire_us)
+        live.known_grids.add(captured.state.grid_position)
+        live.last_grid = max(live.last_grid, captured.state.grid_position)
+        view = self._view(saved.row, saved.manifest)
+        return replace(view, bytes_stored=saved.bytes_stored, bytes_shared=saved.bytes_shared)
+
+    async def _captured(self, live: LiveSession) -> Captured:
+        """The state at the session's head, as soon as the engine has it."""
         captured: Captured | None = None
         live.wanted += 1
         live.will_sample = live.generation is not None
@@ -57,13 +75,14 @@ class CheckpointCalls:
         finally:
             live.wanted -= 1
             self._core.wake()
-        saved = await self._checkpointer.save(
+        return captured
+
+    async def _save(
+        self, captured: Captured, checkpoint: str, request: RequestKey | None, expire_us: int | None
+    ) -> SavedCheckpoint:
+        return await self._checkpointer.save(
             captured, checkpoint, automatic=False, request=request, expire_us=expire_us
         )
-        live.known_grids.add(captured.state.grid_position)
-        live.last_grid = max(live.last_grid, captured.state.grid_position)
-        view = self._view(saved.row, saved.manifest)
-        return replace(view, bytes_stored=saved.bytes_stored, bytes_shared=saved.bytes_shared)
 
     async def _take(self, live: LiveSession) -> Captured | None:
         """None when the session was parked since, or has grown by more than it consumed."""
@@ -88,6 +107,7 @@ class CheckpointCalls:
         if live is not None:
             # Nothing may hold that state any more: what we know to be stored must not keep us from storing it.
             live.known_grids.discard(row.grid_position)
+            live.stored.digests.clear()
         return CheckpointView(row, (), (), 0, 0)
 
     async def _get_or_row(self, row: CheckpointRow) -> CheckpointView:

@@ -1,7 +1,7 @@
 """The one thread that touches the engine."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
 from typing import ParamSpec, TypeVar
 
@@ -37,9 +37,9 @@ class EngineThread:
         self.known_capacity = await self.call(self.engine.capacity)
         return self.known_capacity
 
-    async def capture(self, sequence: int) -> Capture:
-        """The state at the sequence's last grid point."""
-        return await self.call(self.engine.capture, sequence)
+    async def capture(self, sequence: int, known: Collection[str]) -> Capture:
+        """The state at the sequence's last grid point, without settled parts that are `known`."""
+        return await self.call(self.engine.capture, sequence, known)
 
     async def free(self, sequence: int) -> None:
         """Give the sequence back."""

@@ -8,6 +8,7 @@ from forkpoint.ids import SessionName
 from forkpoint.server.session.core import NodeCore
 from forkpoint.server.session.live import LiveSession, Place, Restored
 from forkpoint.server.session.logread import read_all
+from forkpoint.server.session.stored_parts import StoredParts
 from forkpoint.statestore.chain import HashChain
 from forkpoint.statestore.records import LogSlice, SessionRow
 
@@ -28,6 +29,7 @@ class ForkImage:
     numerics_ids: tuple[str, ...]
     exact: bool
     known_grids: frozenset[int]
+    stored: StoredParts
     children: set[SessionName] = field(default_factory=set)
 
 
@@ -54,6 +56,7 @@ class ForkImages:
             parent.numerics_ids,
             parent.exact,
             frozenset(parent.known_grids),
+            parent.stored.of(parent.sequence),
             {child.name for child in children},
         )
         try:
@@ -88,6 +91,7 @@ class ForkImages:
         live.can_sample, live.chain = image.can_sample, image.chain.copy()
         live.numerics_ids, live.exact = image.numerics_ids, image.exact
         live.known_grids = set(image.known_grids)
+        live.stored = image.stored.copy(live.sequence)
         live.last_grid = max(live.known_grids, default=0)
         live.restored = Restored(image.consumed, head - image.consumed, 0, "image", image.exact, 0)
         self._core.counters.fork_images_used += 1

@@ -9,6 +9,7 @@ from forkpoint.ids import SessionName
 from forkpoint.limits import STREAM_BUFFER_TOKENS
 from forkpoint.server.session.changes import Signal
 from forkpoint.server.session.generation import RunningGeneration
+from forkpoint.server.session.stored_parts import StoredParts
 from forkpoint.statestore.chain import HashChain
 from forkpoint.statestore.records import CheckpointPolicy, Kind, LogSlice, SessionRow
 
@@ -150,6 +151,7 @@ class LiveSession:
         self.restored: Restored | None = None
         """The last restore."""
         self.known_grids: set[int] = set()
+        self.stored = StoredParts()
         self.consumed_once = row.head
         """Tokens before this position were consumed by somebody before (as far as a new owner can know): consuming
         them again is replay."""

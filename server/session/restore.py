@@ -21,6 +21,7 @@ from forkpoint.server.session.core import NodeCore
 from forkpoint.server.session.live import LiveSession, Restored
 from forkpoint.server.session.logread import read_all
 from forkpoint.server.session.pins import Pins
+from forkpoint.server.session.stored_parts import StoredParts
 from forkpoint.statestore.blobs import Buffer
 from forkpoint.statestore.chain import HashChain, grid_hashes, root_hash
 from forkpoint.statestore.manifest import Manifest, StateIdentity, manifest_of
@@ -86,12 +87,13 @@ class Restorer:
             known, usable = await self._choose([p for p in points if 0 < p[0] <= limit], head, damaged, exact_only)
             if usable is None or self._skips_blobs(head):
                 engine, usable = self._core.engine, None
-                sequence, size = await engine.call(engine.engine.create), 0
+                sequence, size, stored = await engine.call(engine.engine.create), 0, StoredParts()
                 break
             known = await self._kept(live, known)
             try:
                 async with self._pins.hold(usable.row.key):
                     sequence, size = await self._load(usable)
+                stored = await self._stored(usable, sequence)
                 break
             except (BlobError, StateIncompatibleError, NotFoundError) as error:
                 damaged.add((usable.row.numerics_id, usable.row.grid_position))
@@ -105,6 +107,7 @@ class Restorer:
                 log.warning("%s is replayed from its start: %s", live.name, silent.error)
         live.will_sample = True
         self._attach(live, tokens, points, sequence, usable, known)
+        live.stored = stored
         restored = self._note(live, usable, head, size, len(damaged))
         if not follows:
             await self._record(live)
@@ -190,6 +193,13 @@ class Restorer:
             raise
         self._core.counters.note_load(size, self._core.clock.monotonic() - began)
         return sequence, size
+
+    async def _stored(self, usable: Usable, sequence: int) -> StoredParts:
+        """What the store has of a sequence that was loaded from it."""
+        engine, stored = self._core.engine, StoredParts(sequence)
+        settled = await engine.call(engine.engine.settled_parts, usable.row.grid_position)
+        stored.note(((part.spec.name, part.digest) for part in usable.manifest.parts), frozenset(settled))
+        return stored
 
     async def _parts(
         self, usable: Usable, expected: tuple[PartSpec, ...]

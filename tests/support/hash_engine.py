@@ -4,7 +4,7 @@ Every token's latent depends on all tokens before it, and every sample on the ru
 """
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 
@@ -113,19 +113,22 @@ class HashEngine:
         self.steps.append(tuple(works))
         return [self._run(work) for work in works]
 
-    def capture(self, sequence: int) -> Capture:
+    def capture(self, sequence: int, known: Collection[str] = ()) -> Capture:
         state = self._get(sequence)
         self.captures += 1
         position = state.consumed - state.consumed % TILE_TOKENS
-        parts = []
-        for spec in self.parts(position):
+        specs, parts = self.parts(position), []
+        settled = frozenset(self.settled_parts(position))
+        for spec in specs:
+            if spec.name in settled and spec.name in known:
+                continue
             if spec.name == "kda.000.state.0":
                 parts.append((spec, state.grid))
             else:
                 page = int(spec.name.rsplit(".", 1)[1])
                 latents = state.latents[page * PAGE_TOKENS : min(position, (page + 1) * PAGE_TOKENS)]
                 parts.append((spec, b"".join(latents)))
-        return Capture(position, tuple(parts))
+        return Capture(position, tuple(parts), specs, settled)
 
     def parts(self, grid_position: int) -> tuple[PartSpec, ...]:
         specs = [PartSpec("kda.000.state.0", "uint8", (32,))]
@@ -133,6 +136,9 @@ class HashEngine:
             rows = min(PAGE_TOKENS, grid_position - page * PAGE_TOKENS)
             specs.append(PartSpec(f"mla.page.{page:06d}", "uint8", (rows, 8)))
         return tuple(specs)
+
+    def settled_parts(self, grid_position: int) -> tuple[str, ...]:
+        return tuple(f"mla.page.{page:06d}" for page in range(grid_position // PAGE_TOKENS))
 
     def begin_restore(self, grid_position: int) -> int:
         assert grid_position % TILE_TOKENS == 0
