@@ -145,18 +145,24 @@ def _last(rows: Sequence[CheckpointRow], count: int) -> set[str]:
 
 
 def _ladder(rows: Iterable[CheckpointRow], head: int, step: int) -> set[str]:
-    """Those that are the first of their stretch of the log; `rows` ascending by position. Stretches begin at absolute
-    multiples of their length, which doubles with a checkpoint's distance from the head: step below 2 · step, then
-    step · 2^r below step · 2^(r + 1). As they nest, the first of a long stretch was the first of the shorter ones
-    before: whatever was dropped on the way is not missing later. A replay to a position at distance d, from the
+    """Those that are the first of their stretch of the log; `rows` ascending by position. A stretch begins at an
+    absolute multiple of its length, step · 2^r, and ends at least its length behind the head, if it is longer than
+    step. As the head grows stretches are only ever joined, and the first of a long stretch was the first of a shorter
+    one before: whatever was dropped on the way is not missing later. A replay to a position at distance d, from the
     checkpoint before it, is so about d at most."""
     if step == 0:
         return set()
     rungs: set[str] = set()
     before = -1
     for row in rows:
-        length = step << max(0, ((head - row.grid_position) // step).bit_length() - 1)
-        if before < row.grid_position // length * length:
+        if before < _stretch_start(row.grid_position, head, step):
             rungs.add(row.checkpoint)
         before = row.grid_position
     return rungs
+
+
+def _stretch_start(position: int, head: int, step: int) -> int:
+    length = step
+    while head - (position // (2 * length) + 1) * 2 * length >= 2 * length:
+        length *= 2
+    return position // length * length

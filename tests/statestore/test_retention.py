@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from itertools import pairwise
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from forkpoint.limits import CHECKPOINTS_KEPT_DEFAULT, LADDER_STEP_TOKENS_DEFAULT
@@ -137,6 +137,7 @@ def test_the_ladder_may_be_switched_off() -> None:
     keep=st.integers(2, 5),
     looks=st.lists(st.integers(1, 40), min_size=1, max_size=40),
 )
+@example(every=48, step=144, keep=5, looks=[33, 1])
 def test_thinning_again_and_again_keeps_what_thinning_once_would(
     every: int, step: int, keep: int, looks: list[int]
 ) -> None:
