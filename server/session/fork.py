@@ -56,7 +56,7 @@ class ForkImages:
             parent.numerics_ids,
             parent.exact,
             frozenset(parent.known_grids),
-            parent.stored.of(parent.sequence),
+            parent.stored.of(parent.sequence).copy(parent.sequence),
             {child.name for child in children},
         )
         try:

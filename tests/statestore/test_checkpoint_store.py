@@ -26,6 +26,7 @@ from forkpoint.statestore.checkpoint import CheckpointStore, SavedCheckpoint
 from forkpoint.statestore.manifest import StateIdentity, match_parts, seal, unseal
 from forkpoint.statestore.memory.blobs import MemoryBlobs
 from forkpoint.statestore.memory.catalog import MemoryCatalog
+from forkpoint.statestore.partsaver import InStore, SavedPart
 from tests.support.faults import FaultyBlobs, FaultyCatalog
 from tests.support.store import MARKER, name, owned, request
 
@@ -104,6 +105,37 @@ async def test_a_state_comes_back_part_by_part_in_the_order_asked_for(store: Sto
     assert (found.identity, found.raw_bytes) == (IDENTITY, sum(spec.nbytes for spec in SPECS))
     assert [part.digest for part in saved.parts] == [blake3(content(spec)).hexdigest() for spec in SPECS]
     assert await store.findings() == []
+
+
+async def test_a_part_may_be_named_by_the_digest_that_an_earlier_checkpoint_has(store: Store) -> None:
+    first = await store.save("c1", 50)
+    page = InStore(first.parts[2].digest)
+    parts = [*((spec, content(spec, "later")) for spec in SPECS[:2]), (SPECS[2], page)]
+    second = await store.save("c2", 34, parts=parts)
+    assert second.parts[2] == SavedPart(SPECS[2], page.digest, shared=True, frame_bytes=0)
+    assert second.bytes_shared == SPECS[2].nbytes
+    loaded = await store.load(second.manifest)
+    assert loaded == [*((spec, content(spec, "later")) for spec in SPECS[:2]), (SPECS[2], content(SPECS[2]))]
+    assert await store.findings() == []
+
+
+@pytest.mark.parametrize("compress", [True, False])
+@pytest.mark.parametrize("how", ["gone", "damaged"])
+async def test_a_named_part_that_the_store_lacks_refuses_the_checkpoint(store: Store, compress: bool, how: str) -> None:
+    store.checkpoints = CheckpointStore(store.catalog, store.blobs, compress=compress)
+    first = await store.save("c1", 50)
+    page = InStore(first.parts[2].digest)
+    if how == "gone":
+        await store.port.delete([page.digest])
+    else:
+        await store.port.replace(page.digest, b"no frame")
+        assert [part.problem is None async for part in store.checkpoints.verify(first.manifest)] == [True, True, False]
+    parts = [*((spec, content(spec)) for spec in SPECS[:2]), (SPECS[2], page)]
+    with pytest.raises(BlobMissingError, match=page.digest):
+        await store.save("c2", 50, parts=parts)
+    assert [row.checkpoint for row in await store.catalog.list_checkpoints(name("s"))] == ["c1"]
+    await store.save("c2", 50)
+    assert await store.findings() == [], "with its bytes it is stored again"
 
 
 async def test_equal_parts_are_stored_once(store: Store) -> None:
