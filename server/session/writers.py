@@ -222,11 +222,13 @@ class Writers:
 
     async def _running(self, generation: str, live: LiveSession) -> tuple[LiveSession, RunningGeneration | None]:
         """What runs it here; nothing when it has ended."""
-        running = live.generation
-        if running is None or running.row.generation != generation:
+        if live.generation is None or live.generation.row.generation != generation:
             await self._claims.ours_still(live)
-            return live, None
-        return live, running
+            # Or it began by a write that was given up, and took effect after the store was asked what it had.
+            self._claims.doubt(live)
+            await self._claims.confirmed(live)
+        running = live.generation
+        return live, running if running is not None and running.row.generation == generation else None
 
     def _check_branch(self, row: GenerationRow, session: SessionRow) -> None:
         if row.branch != session.branch:

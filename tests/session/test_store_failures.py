@@ -18,7 +18,7 @@ from forkpoint.errors import (
 from forkpoint.ids import SessionName
 from forkpoint.server.engine.batch import Sample
 from forkpoint.server.session.api import CreateSession, ForkCall, GenerateCall
-from forkpoint.statestore.calls import StepCommit, StepStatus
+from forkpoint.statestore.calls import BeginGeneration, BeginOutcome, StepCommit, StepStatus
 from forkpoint.statestore.records import FinishReason
 from tests.support.hash_engine import continuation
 from tests.support.session_site import Read, Running, Site, background, key, until
@@ -270,3 +270,30 @@ async def test_what_comes_after_a_generation_whose_end_is_known_to_its_reader_al
     answered.set()
     assert (await following).outcome.start == len(PROMPT) + 5
     assert (await first).tokens == continuation(PROMPT, 5, GREEDY)[0]
+
+
+async def test_a_generation_whose_beginning_took_effect_long_after_it_was_given_up_runs_when_it_is_asked_for(
+    site: Site,
+) -> None:
+    """The node asked the store meanwhile, which knew nothing of it yet."""
+    node = await site.node()
+    await node.workflow()
+    name = await node.session("s")
+    await node.append(name, PROMPT)
+    begin, late = node.catalog.begin_generation, list[BeginGeneration]()
+
+    async def give_up(call: BeginGeneration) -> BeginOutcome:
+        if late:
+            return await begin(call)
+        late.append(call)
+        raise StoreUnavailableError("catalog", "no answer")
+
+    node.catalog.begin_generation = give_up  # type: ignore[method-assign]
+    call = GenerateCall(name, key("g"), max_tokens=12)
+    with pytest.raises(StoreUnavailableError):
+        await node.generate(call)
+    await until(lambda: not node.node._core.lives[name].suspect)
+    await begin(late[0])
+    async with asyncio.timeout(5):
+        read = await node.generate(call)
+    assert read.tokens == continuation(PROMPT, 12, GREEDY)[0]

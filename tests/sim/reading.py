@@ -83,7 +83,8 @@ class Reading:
                 except SessionPausedError:
                     await self._client.while_paused(self._book)
                 except (ForkpointError, HiccupError) as error:
-                    await self._client.after(self._book, error)
+                    if self._book.synced_at_loss == synced:
+                        await self._client.after(self._book, error)
         except ResyncError:
             self.off = True
             raise
