@@ -13,6 +13,7 @@ from forkpoint.model.tokenizer import Tokenizer
 from forkpoint.server.engine.base import ModelFacts
 from forkpoint.server.engine.facts import layout_tag
 from forkpoint.server.engine.runner import TorchEngine
+from forkpoint.server.engine.warm_up import warm_up
 
 THREADS_DEFAULT: Final = 2
 """CPU threads of a product. Fixed, not the machine's core count: another number may give other bits."""
@@ -41,7 +42,7 @@ def open_engine(
     model = load_model(model_folder, device, progress)
     model.decoder.replay = cuda_graphs
     engine = engine_of(model, device, slots, pages, sabotage)
-    engine.warm_up()
+    warm_up(engine, thorough=torch.device(device).type == "cuda")
     return engine, model.tokenizer
 
 

@@ -182,15 +182,6 @@ class TorchEngine:
         """Every inconsistency of pools and poison; empty when sound. Reads all free memory."""
         return audit(self.slots, self.pages, self.tensors, self._sequences.values())
 
-    def warm_up(self) -> None:
-        """Run a chunk and a decode step on a sequence of its own, so that the first call finds everything loaded."""
-        sequence = self.create()
-        try:
-            self.step([Work(sequence, 0, (0,) * 17)])
-            self.step([Work(sequence, 17, (0,))])
-        finally:
-            self.free(sequence)
-
     def _take_slot(self) -> int:
         (slot,) = self.slots.take(1)
         self.tensors.reset_slot(slot)

@@ -92,8 +92,7 @@ class Restorer:
             known = await self._kept(live, known)
             try:
                 async with self._pins.hold(usable.row.key):
-                    sequence, size = await self._load(usable)
-                stored = await self._stored(usable, sequence)
+                    sequence, size, stored = await self._load(usable)
                 break
             except (BlobError, StateIncompatibleError, NotFoundError) as error:
                 damaged.add((usable.row.numerics_id, usable.row.grid_position))
@@ -173,11 +172,12 @@ class Restorer:
                     continue
                 yield Usable(row, manifest, manifest.numerics_ids == (ours,))
 
-    async def _load(self, usable: Usable) -> tuple[int, int]:
-        """A sequence with the checkpoint's state, and its bytes. Nothing is left on the engine when it raises."""
+    async def _load(self, usable: Usable) -> tuple[int, int, StoredParts]:
+        """A sequence with the checkpoint's state, its bytes, and which parts of it the store has. Nothing is left on the
+        engine when it raises."""
         call, port = self._core.engine.call, self._core.engine.engine
         grid = usable.row.grid_position
-        expected = await call(port.parts, grid)
+        expected, settled = await call(port.parts, grid), frozenset(await call(port.settled_parts, grid))
         sequence = await call(port.begin_restore, grid)
         began = self._core.clock.monotonic()
         size = 0
@@ -192,14 +192,9 @@ class Restorer:
             await call(port.free, sequence)
             raise
         self._core.counters.note_load(size, self._core.clock.monotonic() - began)
-        return sequence, size
-
-    async def _stored(self, usable: Usable, sequence: int) -> StoredParts:
-        """What the store has of a sequence that was loaded from it."""
-        engine, stored = self._core.engine, StoredParts(sequence)
-        settled = await engine.call(engine.engine.settled_parts, usable.row.grid_position)
-        stored.note(((part.spec.name, part.digest) for part in usable.manifest.parts), frozenset(settled))
-        return stored
+        stored = StoredParts(sequence)
+        stored.note(((part.spec.name, part.digest) for part in usable.manifest.parts), settled)
+        return sequence, size, stored
 
     async def _parts(
         self, usable: Usable, expected: tuple[PartSpec, ...]

@@ -10,7 +10,8 @@ from forkpoint.model.layout import StateDtypes, StateLayout
 from forkpoint.server.engine.batch import Work
 from forkpoint.server.engine.facts import layout_tag
 from forkpoint.server.engine.open import open_engine
-from tests.support.engines import GREEDY, generate
+from forkpoint.server.engine.warm_up import warm_up
+from tests.support.engines import GREEDY, MakeEngine, generate
 from tests.support.model_folder import write_folder
 from tests.support.random_model import fitted, random_config, random_weights
 
@@ -85,3 +86,12 @@ def test_the_layout_tag_changes_with_every_shape_and_dtype_of_a_part() -> None:
     ]
     assert len({layout_tag(layout) for layout in layouts}) == len(layouts)
     assert layout_tag(layouts[0]) == layout_tag(StateLayout(random_config("softplus")))
+
+
+@pytest.mark.parametrize(("slots", "pages"), [(1, 1), (1, 9), (5, 3), (70, 80)])
+def test_a_thorough_warm_up_leaves_an_engine_as_it_was(make_engine: MakeEngine, slots: int, pages: int) -> None:
+    engine = make_engine(slots=slots, pages=pages)
+    warm_up(engine, thorough=True)
+    assert engine.check() == []
+    capacity = engine.capacity()
+    assert (capacity.slots_free, capacity.pages_free) == (slots, pages)

@@ -12,6 +12,7 @@ from forkpoint.server.engine.base import Engine
 from forkpoint.server.engine.batch import Sample, Work
 from forkpoint.server.engine.errors import NonFiniteLogitsError, NonFiniteStateError
 from forkpoint.server.engine.runner import TorchEngine
+from forkpoint.server.engine.warm_up import warm_up
 from tests.support.engines import GREEDY, MakeEngine, consume, decode, state_digest
 
 
@@ -244,7 +245,8 @@ def test_a_shared_partial_page_and_a_missing_page_are_found(engine: TorchEngine)
     assert any("2 pages for 20 tokens" in problem for problem in problems)
 
 
-def test_warming_up_leaves_no_trace(engine: TorchEngine) -> None:
+@pytest.mark.parametrize("thorough", [False, True])
+def test_warming_up_leaves_no_trace(engine: TorchEngine, thorough: bool) -> None:
     before = engine.capacity()
-    engine.warm_up()
+    warm_up(engine, thorough)
     assert engine.capacity() == before and engine.check() == []

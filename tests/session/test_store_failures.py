@@ -280,12 +280,12 @@ async def test_a_generation_whose_beginning_took_effect_long_after_it_was_given_
     await node.workflow()
     name = await node.session("s")
     await node.append(name, PROMPT)
-    begin, late = node.catalog.begin_generation, list[BeginGeneration]()
+    really_begin, late = node.catalog.begin_generation, list[BeginGeneration]()
 
-    async def give_up(call: BeginGeneration) -> BeginOutcome:
+    async def give_up(begin: BeginGeneration) -> BeginOutcome:
         if late:
-            return await begin(call)
-        late.append(call)
+            return await really_begin(begin)
+        late.append(begin)
         raise StoreUnavailableError("catalog", "no answer")
 
     node.catalog.begin_generation = give_up  # type: ignore[method-assign]
@@ -293,7 +293,7 @@ async def test_a_generation_whose_beginning_took_effect_long_after_it_was_given_
     with pytest.raises(StoreUnavailableError):
         await node.generate(call)
     await until(lambda: not node.node._core.lives[name].suspect)
-    await begin(late[0])
+    await really_begin(late[0])
     async with asyncio.timeout(5):
         read = await node.generate(call)
     assert read.tokens == continuation(PROMPT, 12, GREEDY)[0]
