@@ -125,24 +125,17 @@ class CheckpointStore:
             try:
                 row = await self._catalog.put_checkpoint(row, manifest, epoch, request, heal, digests, since)
                 break
-            except BlobsCondemnedError as refused:
+            except BlobsCondemnedError:
                 if not left:
                     raise
                 await self._rest(delay)
                 delay = min(CONDEMNED_MOST_SECONDS, 2 * delay)
                 since = await self._catalog.absolutions()
-                saved = await self._save_again(parts, saved, frozenset(refused.digests))
+                # All of them: what was there when we looked first may have been collected since, as well.
+                saved = _merged(saved, await self._saver.save(parts))
         stored = sum(part.frame_bytes for part in saved)
         shared = sum(part.spec.nbytes for part in saved if part.shared)
         return SavedCheckpoint(row, manifest, saved, stored, shared)
-
-    async def _save_again(
-        self, parts: Sequence[tuple[PartSpec, Buffer | InStore]], saved: tuple[SavedPart, ...], refused: frozenset[str]
-    ) -> tuple[SavedPart, ...]:
-        """Look for the refused blobs again, and store those that are gone."""
-        again = [part for part, was in zip(parts, saved, strict=True) if was.digest in refused]
-        stored = {part.digest: part for part in await self._saver.save(again) if not part.shared}
-        return tuple(stored.get(was.digest, was) for was in saved)
 
     async def _stored_manifest_is_damaged(self, row: CheckpointRow) -> bool:
         """Whether an earlier checkpoint of this very state left a manifest that can't be read."""
@@ -205,3 +198,8 @@ class CheckpointStore:
     def _note(self, part: ManifestPart, found: Buffer | BlobError) -> None:
         if isinstance(found, BlobDamagedError):
             self._saver.note_damaged(part.digest)
+
+
+def _merged(before: tuple[SavedPart, ...], now: tuple[SavedPart, ...]) -> tuple[SavedPart, ...]:
+    """What was written at one of the two times was not there."""
+    return tuple(was if part.shared else part for was, part in zip(before, now, strict=True))

@@ -173,8 +173,8 @@ class Restorer:
                 yield Usable(row, manifest, manifest.numerics_ids == (ours,))
 
     async def _load(self, usable: Usable) -> tuple[int, int, StoredParts]:
-        """A sequence with the checkpoint's state, its bytes, and what the store has of it. Nothing is left on the engine
-        when it raises."""
+        """A sequence with the checkpoint's state, its bytes, and what the store has of it. When it raises, nothing is
+        left on the engine."""
         call, port = self._core.engine.call, self._core.engine.engine
         grid = usable.row.grid_position
         expected, settled = await call(port.parts, grid), frozenset(await call(port.settled_parts, grid))

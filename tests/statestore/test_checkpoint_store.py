@@ -4,6 +4,7 @@ import asyncio
 import os
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import cast
 
 import pytest
 from blake3 import blake3
@@ -18,11 +19,13 @@ from forkpoint.errors import (
 )
 from forkpoint.parts import PartSpec
 from forkpoint.proto.forkpoint.store.v1 import manifest_pb2
+from forkpoint.statestore.base import Catalog
 from forkpoint.statestore.blobs import BlobStore
 from forkpoint.statestore.calls import AppendTokens
 from forkpoint.statestore.chain import grid_hashes, root_hash
 from forkpoint.statestore.check import Finding, Severity, check
 from forkpoint.statestore.checkpoint import CheckpointStore, SavedCheckpoint
+from forkpoint.statestore.errors import BlobsCondemnedError
 from forkpoint.statestore.manifest import StateIdentity, match_parts, seal, unseal
 from forkpoint.statestore.memory.blobs import MemoryBlobs
 from forkpoint.statestore.memory.catalog import MemoryCatalog
@@ -136,6 +139,22 @@ async def test_a_named_part_that_the_store_lacks_refuses_the_checkpoint(store: S
     assert [row.checkpoint for row in await store.catalog.list_checkpoints(name("s"))] == ["c1"]
     await store.save("c2", 50)
     assert await store.findings() == [], "with its bytes it is stored again"
+
+
+@pytest.mark.parametrize("lost", range(3))
+async def test_a_save_that_waits_for_a_collector_looks_for_all_of_its_blobs_again(store: Store, lost: int) -> None:
+    """One blob is being collected; while the save waits for that, another is condemned, deleted and absolved."""
+    digests = [blake3(content(spec)).hexdigest() for spec in SPECS]
+
+    async def rest(_: float) -> None:
+        await store.port.delete([digests[lost]])
+
+    store.checkpoints = CheckpointStore(cast(Catalog, store.faulty_catalog), store.blobs, rest)
+    store.faulty_catalog.before["put_checkpoint"] = BlobsCondemnedError([digests[0]])
+    saved = await store.save()
+    assert [part.digest for part in saved.parts] == digests
+    assert await store.load(saved.manifest) == [(spec, content(spec)) for spec in SPECS]
+    assert await store.findings() == []
 
 
 async def test_equal_parts_are_stored_once(store: Store) -> None:
