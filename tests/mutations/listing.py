@@ -146,6 +146,14 @@ FENCING: Final = (
         SIM,
     ),
     Mutation(
+        "overlook-a-late-beginning",
+        "a node does not look again for a generation that the store has and it has not",
+        "server/session/writers.py",
+        "            self._claims.doubt(live)\n            await self._claims.confirmed(live)\n",
+        "",
+        ("tests/session/test_store_failures.py", *IN_MEMORY),
+    ),
+    Mutation(
         "answer-from-memory",
         "a node that lost a session answers for it from memory",
         "server/session/claims.py",
@@ -258,6 +266,22 @@ LOG: Final = (
 
 STATE: Final = (
     Mutation(
+        "child-learns-what-its-parent-learns",
+        "a fork's child takes the pages that its parent stores later for its own",
+        "server/session/fork.py",
+        "            parent.stored.of(parent.sequence).copy(parent.sequence),\n",
+        "            parent.stored.of(parent.sequence),\n",
+        ("tests/session/test_stored_parts.py", *IN_MEMORY),
+    ),
+    Mutation(
+        "name-a-blob-without-looking",
+        "a checkpoint names a blob that it left out without looking whether it is there",
+        "statestore/partsaver.py",
+        "                if not there:\n                    raise",
+        "                if False:\n                    raise",
+        ("tests/statestore/test_checkpoint_store.py",),
+    ),
+    Mutation(
         "alias-a-slot",
         "a fork uses its parent's KDA slot",
         "server/engine/runner.py",
@@ -316,6 +340,14 @@ STATE: Final = (
 )
 
 COLLECTION: Final = (
+    Mutation(
+        "look-again-for-the-refused-only",
+        "a save that waited for a collector does not look again for what was not refused",
+        "statestore/checkpoint.py",
+        "                saved = _merged(saved, await self._saver.save(parts))\n",
+        "                pass\n",
+        ("tests/statestore/test_checkpoint_store.py",),
+    ),
     Mutation(
         "collect-without-grace",
         "a blob is deleted when it is first seen unnamed",
