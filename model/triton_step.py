@@ -11,8 +11,8 @@ from torch import Tensor
 from forkpoint.kernels.embedding.triton import gather
 from forkpoint.kernels.kda.triton import launch as kda
 from forkpoint.kernels.kda.triton.plan import PrefillPlan, decode_facts, prefill_plan
+from forkpoint.kernels.mla.plan import HostPlan, MlaPlan
 from forkpoint.kernels.mla.triton import launch as mla
-from forkpoint.kernels.mla.work import HostPlan, MlaPlan
 from forkpoint.limits import PAGE_TOKENS
 from forkpoint.model.rows import RowBatch
 from forkpoint.model.state import StateTensors

@@ -1,22 +1,17 @@
-"""Which programs attend to a packed batch: blocks of (token, head) rows, times splits of keys; and where rows go.
+"""Which programs attend to a packed batch: blocks of (token, head) rows, times splits of keys.
 
 A block's rows are those of one sequence, tokens outside, heads inside, so any number of heads fills it. Which rows
 share a block, and how many splits the block walks, changes no bit of a row (kernels/mla/triton says why). The cuts
 between splits are absolute positions, whatever the batch.
-
-A plan is made once a step from the scheduler's lists, copied to the device in one piece, and used by every layer.
 """
 
-from array import array
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
-from itertools import pairwise
+from dataclasses import dataclass
 from typing import Final
 
 import torch
 from torch import Tensor
 
-from forkpoint.kernels.tables import one_copy
 from forkpoint.limits import PAGE_TOKENS
 
 TIERS: Final = ((4096, 1024), (None, 2048))
@@ -76,7 +71,7 @@ class _Blocks:
         places = facts[:, 1] * heads
         counts = (places + rows - 1) // rows
         sequence = torch.repeat_interleave(torch.arange(len(facts)), counts)
-        number = _within(counts)
+        number = within(counts)
         place = torch.minimum((number + 1) * rows, places[sequence]) - 1
         last = facts[sequence, 2] + place // heads
         splits = torch.zeros_like(last)
@@ -103,7 +98,7 @@ class _Blocks:
         first_slot = self.splits.cumsum(0) - self.splits
         blocks = torch.stack([line, inside, first_slot, self.splits], dim=1)
         item = torch.repeat_interleave(torch.arange(len(self.splits)), self.splits)
-        split = _within(self.splits)
+        split = within(self.splits)
         key, size = torch.zeros_like(split), torch.zeros_like(split)
         for tier in tiers:
             here = split >= tier.first
@@ -120,7 +115,7 @@ class _Blocks:
         return torch.stack(columns, dim=1)[order], blocks
 
 
-def _within(counts: Tensor) -> Tensor:
+def within(counts: Tensor) -> Tensor:
     """0, 1, ..., counts[0] - 1, 0, 1, ..., counts[1] - 1, ..."""
     ends = counts.cumsum(0)
     return torch.arange(int(counts.sum())) - torch.repeat_interleave(ends - counts, counts)
@@ -135,35 +130,7 @@ class Works:
     """Most items of a launch: slots of partial results to have room for."""
 
 
-@dataclass
-class MlaPlan:
-    """One step's packed rows, page tables and work, on the device. Make it with `plan`; it does not change."""
-
-    device: torch.device
-    facts: Tensor
-    """int64 [N, 4] on the host: first packed row, rows, position of the first, place of its table in `tables`."""
-    tables: Tensor
-    """int32: all page tables, end to end, each up to the page of its sequence's last row."""
-    places: Tensor
-    """int32 [R]: page * 64 + row of the page that a packed row's latents go to."""
-    tiers: Sequence[tuple[int | None, int]] = TIERS
-    _works: dict[tuple[int, int, int], Works] = field(default_factory=dict)
-
-    @property
-    def rows(self) -> int:
-        """Packed rows of the batch."""
-        return self.places.shape[0]
-
-    def works(self, heads: int, rows: int, items_max: int) -> Works:
-        """Blocks of `rows` for a model of `heads`, in launches of at most `items_max` items; made on the first call."""
-        key = (heads, rows, items_max)
-        if key not in self._works:
-            hosted, largest = _works(self.facts, self.tiers, *key)
-            self._works[key] = Works(_paired(one_copy(hosted, self.device)), largest)
-        return self._works[key]
-
-
-def _works(
+def works_of(
     facts: Tensor, tiers: Sequence[tuple[int | None, int]], heads: int, rows: int, items_max: int
 ) -> tuple[list[Tensor], int]:
     """Records and blocks of each launch, one after another, and the most items of one."""
@@ -177,104 +144,5 @@ def _works(
     return parts, largest
 
 
-def _paired(parts: list[Tensor]) -> tuple[Work, ...]:
+def paired(parts: list[Tensor]) -> tuple[Work, ...]:
     return tuple(Work(records, blocks) for records, blocks in zip(parts[::2], parts[1::2], strict=True))
-
-
-@dataclass(frozen=True)
-class HostPlan:
-    """A plan on the host, before its one copy to the device."""
-
-    facts: Tensor
-    tables: Tensor
-    places: Tensor
-    tiers: Sequence[tuple[int | None, int]]
-    works: dict[tuple[int, int, int], tuple[list[Tensor], int]]
-    """By the arguments of `MlaPlan.works`: records and blocks of its launches in turn, and the most items of one."""
-
-    @staticmethod
-    def of(
-        page_tables: Sequence[Sequence[int]],
-        cu_seqlens: Sequence[int],
-        starts: Sequence[int],
-        works: Sequence[tuple[int, int, int]] = (),
-        tiers: Sequence[tuple[int | None, int]] = TIERS,
-    ) -> "HostPlan":
-        """Arguments and errors as of `plan`."""
-        sequences: list[tuple[int, int, int, int]] = []
-        flat = array("i")
-        for table, (first, last), start in zip(page_tables, pairwise(cu_seqlens), starts, strict=True):
-            tokens = start + last - first
-            pages = -(-tokens // PAGE_TOKENS) if last > first else 0
-            if len(table) < pages:
-                raise ValueError(f"a sequence of {tokens} tokens needs {pages} pages, its table has {len(table)}")
-            sequences.append((first, last - first, start, len(flat)))
-            flat.extend(table[:pages])
-        facts = torch.tensor(sequences, dtype=torch.int64).view(-1, 4)
-        tables = torch.frombuffer(flat, dtype=torch.int32) if flat else torch.empty(0, dtype=torch.int32)
-        made = {key: _works(facts, tiers, *key) for key in works}
-        return HostPlan(facts, tables, _places(facts, tables).int(), tiers, made)
-
-    @property
-    def launches(self) -> int:
-        """Of all works together."""
-        return sum(len(hosted) for hosted, _ in self.works.values()) // 2
-
-    def padded(self) -> "HostPlan":
-        """The same plan with tables and records of fewer different lengths. Every work has one launch.
-
-        The records that are added do again what the shortest one does, each into a place for partial results of its
-        own, which nothing reads.
-        """
-        tables = torch.zeros(1 << max(0, len(self.tables) - 1).bit_length(), dtype=torch.int32)
-        tables[: len(self.tables)] = self.tables
-        works = {}
-        for key, ((records, blocks), items) in self.works.items():
-            more = records[-1:].repeat(_rounded_up(items) - items, 1)
-            more[:, -1] = torch.arange(items, items + len(more))
-            works[key] = [torch.cat([records, more]), blocks], items + len(more)
-        return replace(self, tables=tables, works=works)
-
-    def parts(self) -> list[Tensor]:
-        """What goes to the device."""
-        return [self.tables, self.places, *(part for hosted, _ in self.works.values() for part in hosted)]
-
-    def there(self, parts: Sequence[Tensor]) -> MlaPlan:
-        """The plan whose `parts` are on the device."""
-        made = MlaPlan(parts[0].device, self.facts, parts[0], parts[1], self.tiers)
-        rest = list(parts[2:])
-        for key, (hosted, largest) in self.works.items():
-            made._works[key] = Works(_paired(rest[: len(hosted)]), largest)
-            rest = rest[len(hosted) :]
-        return made
-
-
-def _rounded_up(count: int) -> int:
-    """The next of eight steps an octave: at most an eighth more."""
-    step = 1 << max(0, (count - 1).bit_length() - 4)
-    return -(-count // step) * step
-
-
-def plan(
-    page_tables: Sequence[Sequence[int]],
-    cu_seqlens: Sequence[int],
-    starts: Sequence[int],
-    device: torch.device | str,
-    works: Sequence[tuple[int, int, int]] = (),
-    tiers: Sequence[tuple[int | None, int]] = TIERS,
-) -> MlaPlan:
-    """Plans one step: sequence n owns packed rows cu_seqlens[n]:cu_seqlens[n+1], the first at position starts[n].
-
-    Position t of sequence n lies in page page_tables[n][t // 64]. `works` names arguments of `MlaPlan.works` to
-    prepare in the same copy. Raises ValueError when a page table does not reach its sequence's last row.
-    """
-    host = HostPlan.of(page_tables, cu_seqlens, starts, works, tiers)
-    return host.there(one_copy(host.parts(), torch.device(device)))
-
-
-def _places(facts: Tensor, tables: Tensor) -> Tensor:
-    """int64 [R] of every packed row: page * 64 + row of the page."""
-    counts = facts[:, 1]
-    position = torch.repeat_interleave(facts[:, 2], counts) + _within(counts)
-    table = torch.repeat_interleave(facts[:, 3], counts) + position // PAGE_TOKENS
-    return tables[table].long() * PAGE_TOKENS + position % PAGE_TOKENS

@@ -11,8 +11,10 @@ from torch import Tensor
 
 pytest.importorskip("triton", reason="triton is not installed")
 
-from forkpoint.kernels.mla import naive, work
+from forkpoint.kernels.mla import naive
+from forkpoint.kernels.mla import plan as plans
 from forkpoint.kernels.mla.triton import launch as mla
+from forkpoint.kernels.mla.work import TIERS
 from forkpoint.limits import PAGE_TOKENS
 from tests.support.kernels import relative_rmse, same_bytes
 from tests.support.triton_shim import DEVICE, INTERPRETED
@@ -56,7 +58,7 @@ def pool(lengths: list[int], heads: int, dtype: torch.dtype, r: int = R, dr: int
         table, ids = ids[:count], ids[count:]
         q = torch.randn(length, heads, r + dr, generator=generator) * 3
         latents = torch.randn(length, r + dr, generator=generator).to(DEVICE, dtype)
-        mla.write_latents(latents, made.pages, work.plan([table], [0, length], [0], DEVICE))
+        mla.write_latents(latents, made.pages, plans.plan([table], [0, length], [0], DEVICE))
         made.sequences.append(Sequence(q.to(DEVICE, dtype), latents, table))
     return made
 
@@ -65,14 +67,14 @@ Spans = list[tuple[int, int, int]]
 Tiers = tuple[tuple[int | None, int], ...]
 
 
-def planned(made: Pool, spans: Spans, tiers: Tiers) -> tuple[Tensor, work.MlaPlan]:
+def planned(made: Pool, spans: Spans, tiers: Tiers) -> tuple[Tensor, plans.MlaPlan]:
     """Queries and plan of rows first:last of each named sequence, packed in the given order."""
     cu_seqlens = [0]
     for _, first, last in spans:
         cu_seqlens.append(cu_seqlens[-1] + last - first)
     tables, starts = [made.sequences[n].table for n, _, _ in spans], [first for _, first, _ in spans]
     q = torch.cat([made.sequences[n].q[first:last] for n, first, last in spans])
-    return q, work.plan(tables, cu_seqlens, starts, DEVICE, tiers=tiers)
+    return q, plans.plan(tables, cu_seqlens, starts, DEVICE, tiers=tiers)
 
 
 def attend(
@@ -103,7 +105,7 @@ def test_rows_are_the_definition_at_lengths_around_pages_and_splits(heads: int, 
 @DTYPES
 def test_the_splits_of_long_contexts_are_the_definition(dtype: torch.dtype) -> None:
     made = pool([4609], 4, dtype)
-    row = attend(made, [(0, 4608, 4609)], tiers=work.TIERS)[0]
+    row = attend(made, [(0, 4608, 4609)], tiers=TIERS)[0]
     assert relative_rmse(row, exact(made.sequences[0], 4608)) < (5e-6 if dtype == FP32 else 4e-3)
 
 
@@ -181,7 +183,7 @@ def test_a_padded_plan_gives_the_same_bits_and_writes_where_nobody_reads() -> No
     q, plan = planned(made, batch, SMALL)
     expected = mla.paged_mla(q, made.pages, plan, R, SCALE, shape=FAST)
     ((key, _),) = plan._works.items()
-    host = work.HostPlan.of([s.table for s in made.sequences], [0, 1, 2, 3], [376, 69, 0], [key], SMALL)
+    host = plans.HostPlan.of([s.table for s in made.sequences], [0, 1, 2, 3], [376, 69, 0], [key], SMALL)
     padded = host.padded()
     (records, blocks), items = padded.works[key]
     (known, same), real = host.works[key]
@@ -201,12 +203,12 @@ def test_keys_that_weigh_nothing_leave_what_a_sequence_without_them_has() -> Non
     sequence.latents[:128, :] = 0.0
     sequence.latents[:128, R] = -1e6
     sequence.q[192, :, R] = 1.0
-    mla.write_latents(sequence.latents, made.pages, work.plan([sequence.table], [0, 193], [0], DEVICE))
+    mla.write_latents(sequence.latents, made.pages, plans.plan([sequence.table], [0, 193], [0], DEVICE))
     row = attend(made, [(0, 192, 193)])[0]
     alone = pool([65], 4, FP32)
     alone.sequences[0].q[64] = sequence.q[192]
     latents = sequence.latents[128:].clone()
-    mla.write_latents(latents, alone.pages, work.plan([alone.sequences[0].table], [0, 65], [0], DEVICE))
+    mla.write_latents(latents, alone.pages, plans.plan([alone.sequences[0].table], [0, 65], [0], DEVICE))
     one = attend(alone, [(0, 64, 65)], tiers=((None, 64),))[0]
     two = attend(made, [(0, 192, 193)], tiers=((None, 64),))[0]
     assert same_bytes(one, two)
@@ -245,7 +247,7 @@ def test_a_row_at_a_million_tokens_is_the_definition() -> None:
     (sequence,) = made.sequences
     table = [sequence.table[n % distinct] for n in range(pages)]
     q = sequence.q[-1:]
-    plan = work.plan([table], [0, 1], [tokens - 1], DEVICE)
+    plan = plans.plan([table], [0, 1], [tokens - 1], DEVICE)
     if INTERPRETED:
         # The last split and no other.
         launch = plan.works(4, 16, 1 << 20).launches[0]
@@ -282,11 +284,11 @@ def test_latents_go_to_their_places_and_nowhere_else() -> None:
 def test_a_batch_without_rows_is_empty() -> None:
     made = pool([5], 4, BF16)
     assert attend(made, [(0, 5, 5)]).shape == (0, 4, R)
-    mla.write_latents(made.sequences[0].latents[:0], made.pages, work.plan([], [0], [], DEVICE))
+    mla.write_latents(made.sequences[0].latents[:0], made.pages, plans.plan([], [0], [], DEVICE))
 
 
 def test_a_plan_covers_every_block_and_split_once() -> None:
-    made = work.plan([[0] * 200, [0] * 2, []], [0, 100, 101, 101], [9000, 64, 9], "cpu")
+    made = plans.plan([[0] * 200, [0] * 2, []], [0, 100, 101, 101], [9000, 64, 9], "cpu")
     works = made.works(96, 64, 1000)
     assert max(launch.records.shape[0] for launch in works.launches) == works.items_max <= 1000
     assert len(works.launches) == 2
@@ -301,7 +303,7 @@ def test_a_plan_covers_every_block_and_split_once() -> None:
 
 def test_splits_meet_without_a_gap_and_end_with_the_last_row_of_their_block() -> None:
     tokens = 20_000
-    (launch,) = work.plan([list(range(313))], [0, 1], [tokens - 1], "cpu").works(32, 64, 1 << 20).launches
+    (launch,) = plans.plan([list(range(313))], [0, 1], [tokens - 1], "cpu").works(32, 64, 1 << 20).launches
     records = sorted(launch.records.tolist(), key=lambda record: record[7])
     keys, pages = [record[4] for record in records], [record[5] for record in records]
     assert keys == [*range(0, 4096, 1024), *range(4096, 20_000, 2048)]
@@ -311,12 +313,12 @@ def test_splits_meet_without_a_gap_and_end_with_the_last_row_of_their_block() ->
 
 
 def test_neighbouring_blocks_walk_the_same_keys_at_the_same_time() -> None:
-    (launch,) = work.plan([list(range(20))], [0, 3], [1200], "cpu").works(96, 64, 1 << 20).launches
+    (launch,) = plans.plan([list(range(20))], [0, 3], [1200], "cpu").works(96, 64, 1 << 20).launches
     assert [record[4] for record in launch.records.tolist()] == [0] * 5 + [1024] * 5
 
 
 def test_long_items_come_first_and_those_of_a_split_lie_side_by_side() -> None:
-    made = work.plan([list(range(100)), list(range(40))], [0, 1, 2], [6000, 2500], "cpu")
+    made = plans.plan([list(range(100)), list(range(40))], [0, 1, 2], [6000, 2500], "cpu")
     (launch,) = made.works(96, 64, 999).launches
     found = [(record[5], record[4], record[0] // 96) for record in launch.records.tolist()]
     assert [pages for pages, _, _ in found] == sorted((pages for pages, _, _ in found), reverse=True)
@@ -326,9 +328,9 @@ def test_long_items_come_first_and_those_of_a_split_lie_side_by_side() -> None:
 
 def test_a_plan_says_what_does_not_fit() -> None:
     with pytest.raises(ValueError, match="needs 2 pages"):
-        work.plan([[0]], [0, 1], [64], "cpu")
+        plans.plan([[0]], [0, 1], [64], "cpu")
     with pytest.raises(ValueError, match="do not end at pages"):
-        work.plan([[0]], [0, 1], [0], "cpu", tiers=((None, 100),)).works(4, 16, 9)
+        plans.plan([[0]], [0, 1], [0], "cpu", tiers=((None, 100),)).works(4, 16, 9)
 
 
 def test_attention_says_why_it_refuses() -> None:
@@ -355,11 +357,11 @@ def test_both_kernels_have_the_same_bits(heads: int) -> None:
     made = pool([700, 65, 1, 64, 513, 5000], heads, BF16, r=512, dr=64)
     spans = [(0, 690, 700), (1, 64, 65), (2, 0, 1), (3, 63, 64), (4, 500, 513), (5, 4090, 4100), (5, 4999, 5000)]
     assert mla.why_not_hopper(made.pages, 512) is None
-    ours = attend(made, spans, shape=None, tiers=work.TIERS, r=512)
+    ours = attend(made, spans, shape=None, tiers=TIERS, r=512)
     assert ours.isfinite().all()
-    assert torch.equal(ours, attend(made, spans, shape=mla.SHAPES[BF16], tiers=work.TIERS, r=512))
+    assert torch.equal(ours, attend(made, spans, shape=mla.SHAPES[BF16], tiers=TIERS, r=512))
     rows = [(n, t) for n, a, b in spans for t in range(a, b)]
-    alone = [attend(made, [(n, t, t + 1)], shape=None, tiers=work.TIERS, r=512) for n, t in rows]
+    alone = [attend(made, [(n, t, t + 1)], shape=None, tiers=TIERS, r=512) for n, t in rows]
     assert torch.equal(ours, torch.cat(alone))
     reference = torch.stack([exact(made.sequences[n], t, 512) for n, t in rows])
     assert relative_rmse(ours, reference) < 4e-3

@@ -20,9 +20,10 @@ import triton
 from torch import Tensor
 
 from forkpoint.kernels.elementwise import LOG2_E
-from forkpoint.kernels.mla import work
+from forkpoint.kernels.mla import plan as plans
+from forkpoint.kernels.mla.plan import MlaPlan
 from forkpoint.kernels.mla.triton.split import combine_kernel, split_kernel, write_kernel
-from forkpoint.kernels.mla.work import MlaPlan, Work
+from forkpoint.kernels.mla.work import Work
 from forkpoint.limits import PAGE_TOKENS
 
 WORKSPACE_BYTES: Final = 512 << 20
@@ -107,7 +108,7 @@ def plan(
     With `heads` (and `r`, `dtype`) of the model, everything reaches the device in one copy; without, the first layer
     adds a second one. Raises ValueError when a page table does not reach its sequence's last row.
     """
-    return work.plan(page_tables, cu_seqlens, starts, device, [] if heads is None else [works_of(heads, r, dtype)])
+    return plans.plan(page_tables, cu_seqlens, starts, device, [] if heads is None else [works_of(heads, r, dtype)])
 
 
 def works_of(heads: int, r: int, dtype: torch.dtype) -> tuple[int, int, int]:
