@@ -5,6 +5,7 @@ import logging
 from collections import Counter
 from collections.abc import AsyncIterator
 from dataclasses import replace
+from typing import Final
 
 from forkpoint.server.session.api import NodeEvent, NodeView
 from forkpoint.server.session.changes import Signal
@@ -16,6 +17,9 @@ from forkpoint.server.session.tasks import survive
 from forkpoint.statestore.records import NodeRow, NodeStatus
 
 log = logging.getLogger(__name__)
+
+NAMES_MAX: Final = 4096
+"""Incarnations whose names are remembered."""
 
 
 class Membership:
@@ -35,6 +39,8 @@ class Membership:
         self._states: dict[str, NodeState] = {}
         self._changes = 0
         self._placed: Counter[str] = Counter()
+        self._names: dict[str, str] = {}
+        """Of all incarnations that were seen, also those that are gone; the oldest first."""
         self._reading = asyncio.Lock()
         self._reads = 0
 
@@ -64,6 +70,10 @@ class Membership:
     def node(self, incarnation: str) -> NodeRow | None:
         """The row of an incarnation."""
         return next((node for node in self.nodes if node.incarnation == incarnation), None)
+
+    def name_of(self, incarnation: str) -> str | None:
+        """The node that an incarnation is, or was; None when it was gone before anybody looked here."""
+        return self._names.get(incarnation)
 
     def named(self, name: str) -> NodeRow | None:
         """The newest incarnation of a node."""
@@ -158,6 +168,9 @@ class Membership:
                 self._placed.pop(node.incarnation, None)
         if states != self._states:
             self.version += 1
+        self._names |= {node.incarnation: node.node for node in rows}
+        for incarnation in list(self._names)[:-NAMES_MAX]:
+            del self._names[incarnation]
         before = [_told(view) for view in self.views()]
         self.nodes, self._states = tuple(rows), states
         if [_told(view) for view in self.views()] != before:

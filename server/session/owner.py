@@ -206,9 +206,10 @@ class Owners:
         return False
 
     def _was_elsewhere(self, row: SessionRow) -> bool:
-        """Whether the row's owner, which is lost, is not known to have been an earlier process of this node."""
-        lost = self._members.node(row.owner)
-        return lost is None or lost.node != self._core.options.node
+        """Whether the row's owner, which is lost, is known to have been another node. One that is unknown was forgotten
+        before this process began, as an earlier process of this node may have been."""
+        lost = self._members.name_of(row.owner)
+        return lost is not None and lost != self._core.options.node
 
     async def _acquire(self, name: SessionName, resume: bool, request: RequestKey | None, turn: Turn) -> SessionRow:
         for _ in range(ACQUIRE_TRIES):

@@ -180,8 +180,10 @@ async def test_a_session_that_three_nodes_died_of_is_quarantined_and_its_neighbo
     assert await last.log(bad) == [*PROMPT, POISON, *continuation([*PROMPT, POISON], 9, GREEDY)[0]]
 
 
-async def test_a_node_whose_processes_end_one_after_the_other_puts_no_session_away(site: Site) -> None:
-    """Its own fault, not its sessions': they go on once a process of it lives."""
+@pytest.mark.parametrize("forgotten", [False, True])
+async def test_a_node_whose_processes_end_one_after_the_other_puts_no_session_away(site: Site, forgotten: bool) -> None:
+    """Its own fault, not its sessions': they go on once a process of it lives. `forgotten`: the process that had the
+    session was taken off the list of nodes before anybody took the session."""
     node = await site.node(engine := MortalEngine(), options=SURE, name="alone")
     await node.workflow()
     bad = await node.session("bad")
@@ -191,6 +193,8 @@ async def test_a_node_whose_processes_end_one_after_the_other_puts_no_session_aw
     for _ in range(4):
         await until(lambda mortal=engine: mortal.died)  # type: ignore[misc]
         heir = MortalEngine()
+        if forgotten:
+            await node.catalog.remove_node(node.node.incarnation)
         await node.crash()
         node = await site.node(heir, options=SURE, name="alone")
         engine.bury()
