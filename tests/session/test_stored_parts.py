@@ -73,6 +73,7 @@ async def test_a_page_is_copied_once_also_across_a_restore_and_a_fork(site: Site
 async def test_a_child_does_not_take_its_parents_later_pages_for_its_own(site: Site) -> None:
     """Both have a fourth page, of other tokens, and the parent's was stored first."""
     node, _, name = await begun(site)
+    await node.node.create_checkpoint(name, "before", None)
     (child,) = await node.fork(name, "child")
     await node.append(name, [8] * PAGE_TOKENS)
     theirs = await node.node.create_checkpoint(name, "c", None)
