@@ -10,6 +10,7 @@ import grpc
 from grpc_health.v1 import health_pb2
 
 from forkpoint.ids import SessionName
+from forkpoint.limits import TAKEOVERS_ALONE_MAX
 from forkpoint.proto.forkpoint.v1 import admin_pb2 as pb
 from forkpoint.proto.forkpoint.v1 import session_pb2, session_service_pb2
 from forkpoint.server.engine.batch import Sampled, Work
@@ -70,14 +71,15 @@ async def test_a_quarantined_session_is_released_by_an_admin_and_takes_calls_aga
     catalog, name = site.parts.catalog, SessionName.parse(session.name)
     await catalog.acquire(name, "dead-0", 0)
     await catalog.begin_generation(BeginGeneration(name, 1, "g", PARAMS, (1, 2)))
-    for epoch in (1, 2):
+    for epoch in range(1, TAKEOVERS_ALONE_MAX):
         await catalog.acquire(name, f"dead-{epoch}", epoch)
     append = session_service_pb2.AppendRequest(name=session.name, text_utf8=b"x")
     async with Refusal(grpc.StatusCode.FAILED_PRECONDITION, "SESSION_QUARANTINED"):
         await site.raw.sessions.Append(append)
     now = await session.get()
     assert now.state == session_pb2.Session.QUARANTINED
-    assert now.state_reason == "3 owners in a row were lost that had it, and none wrote a token behind 2"
+    lost = f"{TAKEOVERS_ALONE_MAX} owners in a row were lost that had it"
+    assert now.state_reason == f"{lost}, and none wrote a token behind 2", "nobody knows which nodes they were"
     release = pb.ReleaseQuarantineRequest(name=session.name, request_id="release")
     released = await site.raw.admin.ReleaseQuarantine(release)
     assert (released.state, released.state_reason) == (session_pb2.Session.ACTIVE, "")
